@@ -1,0 +1,88 @@
+"""The command line: ``python -m dpexp key=value …``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from dpexp import compose, console, env, server
+from dpexp.cell import InterruptedRunError, run_cell, unreadable
+from dpexp.config import load
+from dpexp.errors import ConfigError
+from dpexp.records import RunResult
+from dpexp.sweep import finish
+
+
+def run_job(composed: DictConfig) -> float | None:
+    """One run, or one cell of a sweep. Returns its samples/s, which a sweeper may optimise."""
+    settings = HydraConfig.get()
+    folder = Path(settings.runtime.output_dir)
+    in_sweep = settings.mode is RunMode.MULTIRUN
+    try:
+        config = load(composed)
+    except ConfigError as error:
+        if not in_sweep:
+            console.refuse(error)  # not reached: the callback has refused it before
+        raw = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
+        console.show_cell(unreadable(raw, error, folder), folder)
+        return None
+    try:
+        result = run_cell(config, folder, Path(settings.runtime.cwd), in_sweep=in_sweep)
+    except ConfigError as error:
+        compose.discard(folder)
+        console.refuse(error)
+    except InterruptedRunError as stop:
+        _interrupted(stop, folder, in_sweep)
+    if result is None:
+        return None
+    _report(result, folder, in_sweep)
+    return (result.throughput or {}).get("samples_per_s")
+
+
+def _report(result: RunResult, folder: Path, in_sweep: bool) -> None:
+    if in_sweep:
+        console.show_cell(result, folder)
+    elif result.status == "ok":
+        console.show_run(result, folder)
+    else:
+        console.show_failure(result, folder)
+        sys.exit(1)
+
+
+def main() -> None:
+    """Entry point. Exit status: 0, 1 for any failure, 130 after Ctrl-C, 143 after SIGTERM."""
+    outer = env.outer_launcher()
+    compose.register()
+    arguments = sys.argv[1:]
+    if outer is not None:
+        arguments = compose.arguments_under_torchrun(arguments, outer)
+    sys.argv[1:] = arguments
+    try:
+        compose.refuse_bad_choices(arguments)
+        hydra.main(version_base="1.3", config_path=str(compose.config_folder()), config_name="config")(
+            run_job
+        )()
+    except ConfigError as error:
+        console.refuse(error)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        server.stop()
+
+
+def _interrupted(stop: InterruptedRunError, folder: Path, in_sweep: bool) -> NoReturn:
+    print(f"{stop.result.label}: {stop}; its steps so far are in {folder}", file=sys.stderr)
+    if in_sweep:
+        settings = HydraConfig.get()
+        finish(Path(settings.sweep.dir), [str(entry) for entry in settings.overrides.task])
+    sys.exit(128 + stop.signum)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""dpexp from Python and from notebooks: the same runs, as objects."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from dpexp import compose
+from dpexp.cell import claim_folder, run_cell
+from dpexp.config import load
+from dpexp.errors import NO_VALUE, ConfigError
+from dpexp.records import RunResult
+from dpexp.report.build import build
+from dpexp.report.scaling import Cell
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """A finished run. `result.status` says how it ended."""
+
+    result: RunResult
+    folder: Path
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Global throughput over the measured steps, or None."""
+        return (self.result.throughput or {}).get("samples_per_s")
+
+
+@final
+@dataclass(frozen=True)
+class Sweep:
+    """A finished sweep: `runs` in order, `cells` with speed-up and efficiency."""
+
+    runs: tuple[Run, ...]
+    cells: tuple[Cell, ...]
+    folder: Path
+
+
+def run(overrides: Sequence[str] = (), folder: str | Path | None = None) -> Run:
+    """Run one configuration, as ``python -m dpexp <overrides>`` does.
+
+    Classes are named through `_target_` and must be importable: one defined in a notebook's cell
+    or in a script read from stdin does not exist in the processes of the run.
+
+    Args:
+        overrides: as on the command line, such as ``["parallel=ddp", "num_devices=2"]``.
+        folder: the run's folder; a new one below ``outputs/runs`` when None.
+
+    Raises:
+        dpexp.ConfigError: the config is refused. A failure in the run is a result.
+    """
+    where = None if folder is None else Path(folder).absolute()
+    return _run(list(overrides), where, in_sweep=False)
+
+
+def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
+    """Run every combination, as ``python -m dpexp -m <overrides>`` does.
+
+    Args:
+        overrides: with commas for choices, such as ``["parallel=none,dp", "num_devices=1,2"]``.
+        folder: the sweep's folder; a new one below ``outputs/sweeps`` when None.
+
+    Raises:
+        dpexp.ConfigError: an override cannot be composed. What a cell does is a result.
+    """
+    combinations = _combinations(overrides)
+    for combination in combinations:
+        _compose(combination)  # a mistake in any cell is told before the first one runs
+    where = compose.fresh_folder(compose.SWEEPS) if folder is None else Path(folder).absolute()
+    runs = []
+    for number, combination in enumerate(combinations):
+        composed = _compose(combination)
+        name = compose.cell_name(
+            composed.parallel.strategy, composed.num_devices, composed.device
+        )
+        runs.append(_run(combination, where / f"{number}_{name}", in_sweep=True))
+    return Sweep(tuple(runs), tuple(build(where, list(overrides))), where)
+
+
+def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
+    composed = _compose(overrides)
+    config = load(composed)
+    new = folder is None
+    where = compose.fresh_folder(compose.RUNS) if folder is None else folder
+    where.mkdir(parents=True, exist_ok=True)
+    claim_folder(where)
+    try:
+        result = run_cell(config, where, Path.cwd(), in_sweep=in_sweep)
+    except ConfigError:
+        if new:
+            compose.discard(where)
+        raise
+    if result is None:
+        raise ConfigError(
+            "torchrun", NO_VALUE, "dpexp.run starts its own processes", fix="python -m dpexp under torchrun"
+        )
+    record = where / ".hydra"
+    record.mkdir(exist_ok=True)
+    OmegaConf.save(composed, record / "config.yaml")
+    OmegaConf.save(OmegaConf.create(overrides), record / "overrides.yaml")
+    return Run(result, where)
+
+
+def _compose(overrides: Sequence[str]) -> DictConfig:
+    compose.register()
+    compose.refuse_bad_choices(list(overrides))
+    try:
+        with initialize_config_dir(str(compose.config_folder()), version_base="1.3"):
+            return hydra_compose("config", list(overrides))
+    except HydraException as error:
+        raise ConfigError("overrides", list(overrides), str(error)) from error
+
+
+def _combinations(overrides: Sequence[str]) -> list[list[str]]:
+    """One list of overrides per cell, in the order of the command line's sweeps."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError("overrides", list(overrides), str(error)) from error
+    choices = []
+    for override in parsed:
+        if override.is_sweep_override():
+            key = override.get_key_element()
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            choices.append([str(override.input_line)])
+    return [list(combination) for combination in itertools.product(*choices)]

@@ -1,0 +1,126 @@
+"""Building the user's objects from `_target_` nodes, with errors that say which of three things
+went wrong: the name cannot be imported, the arguments do not fit, or the constructor raised.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from torch import nn
+
+from dpexp.errors import ConfigError
+
+
+class UserCodeError(RuntimeError):
+    """A constructor of the user raised; the cause is in ``__cause__``."""
+
+
+def build(key: str, node: dict[str, Any], *, partial: bool = False) -> Any:
+    """The object that a `_target_` node describes.
+
+    Args:
+        key: the node's place in the config, for messages.
+        node: plain data; nested nodes with a `_target_` are built too. Lists stay plain lists.
+        partial: return a callable that still lacks arguments.
+
+    Raises:
+        ConfigError: the target cannot be found, or does not take these arguments.
+        UserCodeError: its constructor raised.
+    """
+    target = node["_target_"]
+    try:
+        return instantiate(node, _convert_="all", _partial_=partial)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ConfigError):
+            raise cause from None
+        if cause is None or "Error locating target" in str(error):
+            reason = str(cause or error).strip().splitlines()[0]
+            raise ConfigError(
+                f"{key}._target_", target, f"cannot be imported: {reason}",
+                fix="check the spelling; the module is searched in the folder where dpexp is started",
+            ) from error  # fmt: skip
+        raise explain_call(key, target, cause) from cause
+
+
+def explain_call(key: str, target: str, cause: BaseException) -> Exception:
+    """Why calling a target failed: its arguments (ConfigError) or its code (UserCodeError)."""
+    if isinstance(cause, ConfigError):
+        return cause
+    if isinstance(cause, TypeError) and _raised_by_caller(cause):
+        return ConfigError(
+            key, target, f"does not take these arguments: {cause}",
+            fix=f"override or remove the argument ({key}.<name>=…, or ~{key}.<name>)",
+        )  # fmt: skip
+    return UserCodeError(f"{key} ({target}) raised {type(cause).__name__}: {cause}")
+
+
+def _raised_by_caller(error: BaseException) -> bool:
+    """Whether the call itself was refused: no frame of the callee is on the traceback."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return name.startswith(("hydra.", "dpexp.build", "dpexp.worker"))
+
+
+def build_model(node: dict[str, Any], device: torch.device) -> nn.Module:
+    """The model on its device, in train mode as torch makes it.
+
+    Raises:
+        ConfigError: the target is not a module, or see :func:`build`.
+    """
+    model = build("model", node)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            "model._target_", node["_target_"], f"gives a {type(model).__name__}, not a torch "
+            "module", allowed="a class or function that gives a torch.nn.Module",
+        )  # fmt: skip
+    for name in hidden_modules(model):
+        warnings.warn(
+            f"model: {name} holds modules or parameters in a plain list or dict; torch does not "
+            "see them: they are not moved, copied to devices or trained (use nn.ModuleList)",
+            stacklevel=2,
+        )
+    return model.to(device)
+
+
+def hidden_modules(model: nn.Module) -> list[str]:
+    """Attributes that hide modules or parameters in plain lists, tuples or dicts, by name."""
+    found = []
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name.startswith("_"):
+                continue
+            entries = value.values() if isinstance(value, dict) else value
+            if isinstance(value, (list, tuple, dict)) and any(
+                isinstance(entry, (nn.Module, nn.Parameter)) for entry in entries
+            ):
+                found.append(f"{path}.{name}" if path else name)
+    return found
+
+
+def build_optimizer(node: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer over the model's trainable parameters.
+
+    Raises:
+        ConfigError: there is nothing to train, or see :func:`build`.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ConfigError(
+            "task", "train", f"the model ({type(model).__name__}) has no trainable parameter",
+            fix="task=forward",
+        )  # fmt: skip
+    make = build("optimizer", node, partial=True)
+    try:
+        return make(trainable)  # type: ignore[no-any-return]
+    except Exception as cause:
+        error = explain_call("optimizer", node["_target_"], cause)
+        if isinstance(cause, ValueError):  # torch's optimizers: "Invalid learning rate: -1"
+            error = ConfigError("optimizer", node["_target_"], str(cause))
+        raise error from cause

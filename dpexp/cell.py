@@ -1,0 +1,142 @@
+"""One run from its config to its ``run.json``: what the command line, sweeps and the API share."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dpexp import env, server
+from dpexp.config import Config, to_plain
+from dpexp.errors import ConfigError
+from dpexp.plan import SkippedCellError, check
+from dpexp.records import ErrorRecord, RunResult
+
+
+class InterruptedRunError(Exception):
+    """A signal ended the run; what it left is on disk and `result` says so."""
+
+    def __init__(self, signum: int, result: RunResult) -> None:
+        self.signum = signum
+        self.result = result
+        super().__init__(f"stopped by signal {signum}")
+
+
+def run_cell(
+    config: Config, folder: Path, user_dir: Path, *, in_sweep: bool = False
+) -> RunResult | None:
+    """Plan, run and record one configuration.
+
+    Args:
+        folder: the run's own folder; exists, and holds no other run.
+        user_dir: where the user started: her modules and relative paths are found there.
+        in_sweep: refusals become results (``failed`` or ``skipped``) instead of errors.
+
+    Returns:
+        The result, also written to ``run.json``; None on a rank other than 0 under torchrun.
+
+    Raises:
+        ConfigError: the config is refused (not in a sweep).
+        InterruptedRunError: SIGINT or SIGTERM came.
+    """
+    environment: dict[str, Any] = {"variables": env.recorded()}
+    try:
+        check(config)
+        outer = env.outer_launcher()
+        if outer is None:
+            server.start()  # imports torch beside this process's own import
+        # Only now is torch imported: a mistake in the config is told without waiting for it.
+        from dpexp.device import describe_environment, gather_facts
+        from dpexp.plan import make_plan
+
+        facts = gather_facts()
+        environment = describe_environment(facts)
+        plan = make_plan(config, facts, in_sweep=in_sweep)
+    except ConfigError as error:
+        if not in_sweep:
+            raise
+        return refused(config, environment, error, folder)
+    from dpexp.worker import RankJob
+
+    announce(plan.notes)
+    job = RankJob(plan, environment, folder)
+    if outer is not None:
+        from dpexp.join import join
+
+        result = join(job, outer)
+    else:
+        result = _launch(job, user_dir, folder)
+    if result is not None:
+        announce([note for note in result.notes if note not in plan.notes])
+        result.write(folder / "run.json")
+    return result
+
+
+def refused(
+    config: Config, environment: dict[str, Any], error: ConfigError, folder: Path
+) -> RunResult:
+    """Record a cell of a sweep that was not run."""
+    skipped = isinstance(error, SkippedCellError)
+    strategy = config.parallel.strategy.value
+    count = config.num_devices
+    result = RunResult(
+        status="skipped" if skipped else "failed",
+        label=f"{strategy}-n{count}",
+        config=to_plain(config),
+        environment=environment,
+        parallel=strategy,
+        num_devices=count if isinstance(count, int) else None,
+        scaling=config.scaling.value,
+        error=ErrorRecord("config", type(error).__name__, str(error)),
+    )
+    result.write(folder / "run.json")
+    return result
+
+
+def unreadable(raw: dict[str, Any], error: ConfigError, folder: Path) -> RunResult:
+    """Record a cell of a sweep whose config could not even be read."""
+    parallel = raw.get("parallel")
+    strategy = str(parallel.get("strategy")) if isinstance(parallel, dict) else "unknown"
+    result = RunResult(
+        status="failed",
+        label=f"{strategy}-n{raw.get('num_devices')}",
+        config=raw,
+        environment={"variables": env.recorded()},
+        parallel=strategy,
+        error=ErrorRecord("config", type(error).__name__, str(error)),
+    )
+    result.write(folder / "run.json")
+    return result
+
+
+def claim_folder(folder: Path) -> None:
+    """Refuse a folder that already holds a run: no two runs share one.
+
+    Raises:
+        ConfigError: it does.
+    """
+    held = [*folder.glob("run.json"), *folder.glob("steps.rank*.csv")]
+    if held:
+        raise ConfigError(
+            "hydra.run.dir", str(folder), f"already holds a run ({held[0].name})",
+            fix="another hydra.run.dir, or none: then each run gets a folder of its own",
+        )  # fmt: skip
+
+
+def announce(notes: Any) -> None:
+    """Tell the user what she may not have expected."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _launch(job: Any, user_dir: Path, folder: Path) -> RunResult:
+    from dpexp.launch import LaunchInterruptedError, launch
+
+    try:
+        return launch(job, user_dir)
+    except LaunchInterruptedError as stop:
+        # The figures are gone with the ranks; what they wrote step by step is there.
+        result = replace(stop.result, notes=[*stop.result.notes, "see steps.rank*.csv"])
+        result.write(folder / "run.json")
+        raise InterruptedRunError(stop.signum, result) from None

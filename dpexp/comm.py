@@ -1,0 +1,124 @@
+"""One interface for "all ranks", whether there is one process or many.
+
+Nothing outside this file asks whether torch.distributed is initialised.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from dpexp import env
+from dpexp.errors import ConfigError
+from dpexp.plan import RunPlan
+
+
+def connect(plan: RunPlan, rank: int) -> Comm:
+    """The communicator of this rank.
+
+    Raises:
+        ConfigError: the network interface that the environment names is not there.
+    """
+    if plan.backend is None:
+        return LocalComm()
+    interface = env.socket_interface()
+    try:
+        dist.init_process_group(
+            plan.backend,
+            init_method="env://",
+            rank=rank,
+            world_size=plan.num_processes,
+            timeout=timedelta(seconds=plan.config.parallel.timeout_s),
+        )
+    except RuntimeError as error:
+        if interface is not None and interface in str(error):
+            raise ConfigError(
+                "GLOO_SOCKET_IFNAME", interface, "the environment variable names a network "
+                "interface that is not there", fix="unset GLOO_SOCKET_IFNAME",
+            ) from error  # fmt: skip
+        raise
+    return TorchComm(rank, plan.num_processes)
+
+
+def loopback_interface() -> str:
+    """The name of the loopback interface on this system."""
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+class Comm(ABC):
+    """All ranks of a run, seen from one of them."""
+
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's `value`, in rank order, on rank 0; None elsewhere. Waits for all."""
+
+    @abstractmethod
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The element-wise sum over ranks of a CPU tensor, on every rank. Waits for all."""
+
+    @abstractmethod
+    def max(self, value: float) -> float:
+        """The largest of all ranks' values, on every rank. Waits for all."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave. No collective may follow, and no DDP object may be alive (see worker.py)."""
+
+
+@final
+class LocalComm(Comm):
+    """One process: nothing to exchange."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.world_size = 1
+
+    def gather(self, value: Any) -> list[Any] | None:
+        return [value]
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def max(self, value: float) -> float:
+        return value
+
+    def close(self) -> None:
+        return None
+
+
+@final
+class TorchComm(Comm):
+    """torch.distributed's default process group."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        # Records travel between hosts: NCCL, which only moves device tensors, cannot carry them.
+        self._group = (
+            dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else dist.group.WORLD
+        )
+
+    def gather(self, value: Any) -> list[Any] | None:
+        received: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(value, received, dst=0, group=self._group)
+        return received
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(values, group=self._group)
+        return values
+
+    def max(self, value: float) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return tensor.item()
+
+    def close(self) -> None:
+        dist.destroy_process_group()

@@ -1,0 +1,146 @@
+"""Between Hydra and dpexp: where the config lives, its resolvers, its help page. No torch."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from dpexp import env
+from dpexp.config import GROUPS, NESTED, Config, StrategyName
+from dpexp.errors import ConfigError
+from dpexp.join import shared_folder
+
+RUNS = "outputs/runs"
+SWEEPS = "outputs/sweeps"
+# One per process: two processes started in the same second still get two folders.
+_RUN_ID = secrets.token_hex(3)
+
+
+def register() -> None:
+    """Make dpexp's resolvers and its help page known to Hydra. Safe to call again."""
+    OmegaConf.register_new_resolver("dpexp_run_id", lambda: _RUN_ID, replace=True)
+    OmegaConf.register_new_resolver("dpexp_cell", cell_name, replace=True)
+    node = {"app_name": "dpexp", "header": "", "footer": "", "template": help_page()}
+    ConfigStore.instance().store(group="hydra/help", name="dpexp", node=node)
+
+
+def config_folder() -> Path:
+    """``conf/``: packed into the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    packed = package / "conf"
+    return packed if packed.is_dir() else package.parent / "conf"
+
+
+def fresh_folder(base: str) -> Path:
+    """Make a new folder below `base` for a run or sweep that Hydra does not start."""
+    now = time.localtime()
+    stamp = time.strftime("%H-%M-%S", now)
+    folder = Path(base).absolute() / time.strftime("%Y-%m-%d", now) / f"{stamp}-{secrets.token_hex(3)}"
+    folder.mkdir(parents=True)  # fails rather than share a folder
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove what Hydra put into a run's folder before the run was refused, and nothing else."""
+    shutil.rmtree(folder / ".hydra", ignore_errors=True)
+    for each in (folder, folder.parent):
+        try:
+            each.rmdir()
+        except OSError:  # not empty: somebody else's, or not ours to judge
+            return
+
+
+def cell_name(strategy: str, num_devices: Any, device: str) -> str:
+    """A cell's name, ``ddp_n2``; ``auto`` becomes the number that the plan will use."""
+    if num_devices == "auto":
+        from dpexp.device import gather_facts
+        from dpexp.plan import device_type_of, resolve_num_devices
+
+        facts = gather_facts()
+        kind = device_type_of(str(device), facts)
+        num_devices = resolve_num_devices("auto", StrategyName(strategy), kind, 0, facts)
+    return f"{strategy}_n{num_devices}"
+
+
+def refuse_bad_choices(arguments: list[str]) -> None:
+    """Refuse ``group=null`` and ``~group``, for which Hydra has only a traceback.
+
+    Raises:
+        ConfigError: a config group would be left without a choice.
+    """
+    for group, options in GROUPS.items():
+        for argument in arguments:
+            if re.fullmatch(rf"(~{group}(=.*)?|\+{{0,2}}{group}=(null)?)", argument):
+                raise ConfigError(
+                    group, argument.removeprefix(f"{group}="), "a config group needs one of its options",
+                    allowed=", ".join(options), fix=f"{group}={options[-1]}",
+                )  # fmt: skip
+
+
+def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> list[str]:
+    """The command line of a rank that torchrun started: one folder for all of them.
+
+    Raises:
+        ConfigError: a sweep, which needs processes of its own for each cell.
+    """
+    if {"-m", "--multirun"} & set(arguments):
+        raise ConfigError(
+            "--multirun", "torchrun", "torchrun has started the processes of one run; a sweep starts "
+            "its own", fix="python -m dpexp -m …, without torchrun",
+        )  # fmt: skip
+    added = ["hydra.mode=RUN"]
+    if not any(argument.startswith("hydra.run.dir=") for argument in arguments):
+        added.append(f"hydra.run.dir={shared_folder(outer, RUNS)}")
+    if outer.rank != 0:
+        added.append("hydra.output_subdir=null")  # .hydra/ is written once
+    return [*arguments, *added]
+
+
+def help_page() -> str:
+    """The text of ``--help``: every key with its documentation, grouped."""
+    lines = [
+        "dpexp: how does this model, on this data, scale over devices?",
+        "",
+        "  python -m dpexp [key=value ...]         one run",
+        "  python -m dpexp -m key=a,b,c ...        a sweep over every combination",
+        "",
+        "== Config groups ==  (group=option; any class of yours: group=custom group._target_=module.Class)",
+        "",
+    ]
+    sections: dict[str, list[str]] = {}
+    for spec in fields(Config):
+        section = spec.metadata["section"]
+        if section and section != "groups":
+            sections.setdefault(section, []).extend(_key_lines(spec.name, spec.metadata["doc"]))
+    for group, options in GROUPS.items():
+        lines.append(f"  {group:<12}{', '.join(options)}")
+    lines.append(f"  {'+experiment':<12}{', '.join(_experiments())}  (presets)")
+    for section, entries in sections.items():
+        lines += ["", f"== {section.capitalize()} ==", "", *entries]
+    lines += ["", "== Options of the strategy ==", "", *_nested_lines("parallel")]
+    lines += ["", "== This config ==  (with the overrides given)", "", "$CONFIG", ""]
+    lines += [
+        "Hydra's own flags: --hydra-help. Only print the config: --cfg job. Tab completion: see the README.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _key_lines(name: str, doc: str) -> list[str]:
+    return _nested_lines(name) if name in NESTED else [f"  {name:<18}{doc}"]
+
+
+def _nested_lines(name: str) -> list[str]:
+    return [f"  {name + '.' + spec.name:<34}{spec.metadata['doc']}" for spec in fields(NESTED[name])]
+
+
+def _experiments() -> list[str]:
+    return sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))

@@ -1,0 +1,52 @@
+"""What the command line prints of a run's end. No torch."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dpexp import env
+from dpexp.errors import ConfigError
+from dpexp.records import RunResult
+
+
+def refuse(error: ConfigError) -> NoReturn:
+    """Show a refusal as one paragraph and end with status 1."""
+    if env.full_errors():
+        traceback.print_exception(error)
+    print(f"dpexp: {error}", file=sys.stderr)
+    sys.exit(1)
+
+
+def show_failure(result: RunResult, folder: Path) -> None:
+    """Why a run failed: one paragraph, the user's own frames, and where the rest is."""
+    error = result.error
+    if error is None:
+        return
+    print(f"{result.label} {result.status}: {error.message}", file=sys.stderr)
+    if error.user_frames:
+        print(error.user_frames.rstrip(), file=sys.stderr)
+    if env.full_errors() and error.traceback:
+        print(error.traceback.rstrip(), file=sys.stderr)
+    elif error.traceback and error.kind not in ("config", "interrupted"):
+        print(f"full traceback: {folder / 'dpexp.log'}", file=sys.stderr)
+
+
+def show_run(result: RunResult, folder: Path) -> None:
+    """A single run's table."""
+    from rich.console import Console
+
+    from dpexp.report.tables import print_run
+
+    print_run(result.to_dict(), folder, Console())
+
+
+def show_cell(result: RunResult, folder: Path) -> None:
+    """One line for a cell of a sweep that has just ended."""
+    rate: Any = (result.throughput or {}).get("samples_per_s")
+    figure = f"{rate:,.0f} samples/s" if rate else (result.error.kind if result.error else "no figure")
+    print(f"{folder.name}: {result.status}, {figure}", file=sys.stderr)
+    if result.status == "failed":
+        show_failure(result, folder)

@@ -1,0 +1,87 @@
+"""What torch sees of the hardware, and the few operations that differ between devices."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from typing import Any
+
+import numpy
+import psutil
+import torch
+
+from dpexp import __version__, env
+from dpexp.plan import HardwareFacts, RunPlan
+
+
+def gather_facts() -> HardwareFacts:
+    """The facts a plan depends on. Asks torch for accelerators without creating a context."""
+    outer = env.outer_launcher()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return HardwareFacts(
+        cores=env.usable_cores(),
+        accelerator=accelerator.type if accelerator is not None else None,
+        num_accelerators=torch.accelerator.device_count() if accelerator is not None else 0,
+        requested_threads=env.requested_threads(),
+        nccl=torch.distributed.is_available() and torch.distributed.is_nccl_available(),
+        outer_world_size=outer.world_size if outer is not None else None,
+    )
+
+
+def describe_environment(facts: HardwareFacts) -> dict[str, Any]:
+    """What a reader needs to judge or repeat a run: versions, machine, threads, variables."""
+    description: dict[str, Any] = {
+        "dpexp": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": facts.cores,
+        "memory_bytes": psutil.virtual_memory().total,
+        "accelerator": facts.accelerator,
+        "num_accelerators": facts.num_accelerators,
+        "variables": env.recorded(),
+    }
+    if facts.accelerator == "cuda":
+        description["cuda"] = torch.version.cuda
+        description["devices"] = [
+            torch.cuda.get_device_name(index) for index in range(facts.num_accelerators)
+        ]
+    return description
+
+
+def prepare(plan: RunPlan, rank: int) -> torch.device:
+    """Make this process ready for its rank: threads, current device. Returns the device."""
+    torch.set_num_threads(plan.threads_per_process)
+    device = torch.device(plan.device_of(rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that memory ran out, on a device or on the host."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    # The CPU allocator raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def peak_resident_bytes() -> int:
+    """Peak resident memory of this process since it started, all of it, not only tensors."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_device_bytes(plan: RunPlan, rank: int) -> dict[str, int]:
+    """Peak memory that torch's allocator held on each device of this rank; {} on a CPU."""
+    if plan.device_type != "cuda":
+        return {}
+    count = plan.num_devices if plan.num_processes == 1 else 1
+    first = plan.first_index + rank
+    return {
+        f"cuda:{index}": torch.cuda.max_memory_allocated(index)
+        for index in range(first, first + count)
+    }

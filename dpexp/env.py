@@ -1,0 +1,92 @@
+"""The only place that reads environment variables. No torch here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+# Saved with every run, as found: they change what a measurement means.
+RECORDED = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "SLURM_JOB_ID",
+)
+
+
+@dataclass(frozen=True)
+class OuterLauncher:
+    """What torchrun (or another elastic agent) told this process about its place."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    run_id: str
+    master_addr: str
+    master_port: int
+
+
+def outer_launcher() -> OuterLauncher | None:
+    """The outer launcher's view of this process, or None when nobody launched it as a rank.
+
+    Only torchrun's own variables count. Those of Slurm or MPI alone do not: they are also set
+    in an interactive shell, where waiting for other tasks would never end.
+    """
+    names = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+    if any(name not in os.environ for name in names):
+        return None
+    return OuterLauncher(
+        rank=int(os.environ["RANK"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        run_id=os.environ["TORCHELASTIC_RUN_ID"],
+        master_addr=os.environ["MASTER_ADDR"],
+        master_port=int(os.environ["MASTER_PORT"]),
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may use: the affinity mask where there is one, else all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def requested_threads() -> int | None:
+    """OMP_NUM_THREADS as the user set it, or None. A list ("4,2") counts by its first entry."""
+    raw = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(raw) if raw.isdigit() and int(raw) > 0 else None
+
+
+def socket_interface() -> str | None:
+    """The network interface the user chose for gloo, or None."""
+    return os.environ.get("GLOO_SOCKET_IFNAME") or None
+
+
+def slurm_job() -> str | None:
+    """The Slurm job this process runs in, or None."""
+    return os.environ.get("SLURM_JOB_ID") or None
+
+
+def full_errors() -> bool:
+    """Whether the user asked to see dpexp's own tracebacks (Hydra's switch for it)."""
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
+def snapshot() -> dict[str, str]:
+    """A copy of the whole environment, to hand to processes forked from another one."""
+    return dict(os.environ)
+
+
+def restore(variables: dict[str, str]) -> None:
+    """Make the environment exactly `variables` (in a rank: the launching process's)."""
+    for name in set(os.environ) - set(variables):
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+def recorded() -> dict[str, str | None]:
+    """The variables that belong in a run's record, raw; None where unset."""
+    return {name: os.environ.get(name) for name in RECORDED}

@@ -1,0 +1,125 @@
+"""From an exception in a rank to an :class:`ErrorRecord` that tells a person what to do."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+from torch import nn
+
+import dpexp
+from dpexp.batches import leading_sizes
+from dpexp.build import UserCodeError
+from dpexp.device import is_out_of_memory
+from dpexp.errors import ConfigError, NonFiniteLossError
+from dpexp.lifeline import Interrupted
+from dpexp.loop import Progress
+from dpexp.parallel.replicas import ReplicaError
+from dpexp.plan import RunPlan
+from dpexp.records import ErrorRecord
+
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed",
+         "failed to connect", "Connection refused", "recvBytes failed", "NCCL communicator was aborted")  # fmt: skip
+_OWN = Path(dpexp.__file__).parent
+LOST_PEER = "LostPeer"  # ErrorRecord.type of a rank that failed because another one had left
+
+
+def describe(error: BaseException, plan: RunPlan, rank: int, progress: Progress) -> ErrorRecord:
+    """What happened, of which kind, where, and in whose code."""
+    step = progress.step if progress.step >= 0 else None
+    full = "".join(traceback.format_exception(error))
+    kind, name, message = _classify(error, plan, rank)
+    where = "" if step is None or kind in ("config", "interrupted", "nonfinite") else (
+        f" [rank {rank}, step {step}, {progress.phase}]"
+    )  # fmt: skip
+    if kind == "user_error":
+        message += _layer(error)
+    frames = None if kind == "config" else user_frames(error)
+    return ErrorRecord(kind, name, message + where, rank, step, full, frames)
+
+
+def user_frames(error: BaseException) -> str | None:
+    """The traceback's frames outside of dpexp, torch and the other libraries; None if none."""
+    lines: list[str] = []
+    current: BaseException | None = error
+    while current is not None:
+        frames = [f for f in traceback.extract_tb(current.__traceback__) if _is_user(f.filename)]
+        if frames:
+            lines = traceback.format_list(frames)
+        current = current.__cause__
+    return "".join(lines) or None
+
+
+def _is_user(filename: str) -> bool:
+    path = Path(filename)
+    return (
+        path.is_file()
+        and _OWN not in path.parents
+        and "site-packages" not in path.parts
+        and not path.is_relative_to(Path(traceback.__file__).parent)
+    )
+
+
+def _classify(error: BaseException, plan: RunPlan, rank: int) -> tuple[str, str, str]:
+    inner = error.__cause__ if isinstance(error, (ReplicaError, UserCodeError)) else error
+    name = type(inner or error).__name__
+    if isinstance(inner, ConfigError):
+        return "config", name, str(inner)
+    if isinstance(error, NonFiniteLossError):
+        return "nonfinite", name, str(error)
+    if isinstance(error, Interrupted):
+        return "interrupted", name, str(error)
+    if isinstance(inner, SystemExit):
+        return "crash", name, f"the model or dataset called sys.exit({inner.code!r})"
+    if inner is not None and is_out_of_memory(inner):
+        return "oom", name, _first_line(inner)
+    text = str(error)
+    if plan.num_processes > 1 and "Timed out" in text:
+        limit = f"{plan.config.parallel.timeout_s:g} s"
+        return "hang", name, (
+            f"rank {rank} waited {limit} for another rank (parallel.timeout_s={limit[:-2]}): "
+            f"{_first_line(error)}"
+        )  # fmt: skip
+    if plan.num_processes > 1 and any(sign in text for sign in _LOST):
+        return "crash", LOST_PEER, f"rank {rank} lost the connection to another rank"
+    if isinstance(error, (ReplicaError, UserCodeError)):
+        return "user_error", name, text
+    return "user_error", name, f"{name}: {text}" if text else name
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _layer(error: BaseException) -> str:
+    """Which layer of the model was being called, and with which shapes; "" outside of a model."""
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    trace: TracebackType | None = inner.__traceback__
+    layer, root, frame_of_layer = None, None, None
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and trace.tb_frame.f_code.co_name == "forward":
+            if root is None and not isinstance(owner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+                root = owner
+            layer, frame_of_layer = owner, trace.tb_frame
+        trace = trace.tb_next
+    if layer is None or root is None or frame_of_layer is None:
+        return ""
+    name = next((name for name, module in root.named_modules() if module is layer), "")
+    got = ", ".join(str(list(shape)) for shape in _arguments(frame_of_layer))
+    return f" (in layer {name or 'model'}: {_brief(layer)}, which got {got or 'no tensor'})"
+
+
+def _arguments(frame: FrameType) -> list[torch.Size]:
+    count = frame.f_code.co_argcount
+    names = [name for name in frame.f_code.co_varnames[:count] if name != "self"]
+    return leading_sizes([frame.f_locals.get(name) for name in names])
+
+
+def _brief(layer: nn.Module) -> str:
+    text = repr(layer).splitlines()[0]
+    return text if text.endswith(")") else type(layer).__name__

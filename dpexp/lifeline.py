@@ -1,0 +1,64 @@
+"""Ends a rank when it is told to, or when the process that launched it is gone.
+
+A signal's Python handler runs only when the main thread next executes Python code; a rank that
+waits inside a collective or a kernel would not notice. So a thread watches as well: it sees the
+signal at once, gives the main thread a moment to unwind (and flush), and then ends the process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from multiprocessing.connection import wait
+from typing import Any, final
+
+GRACE_S = 3.0
+
+
+class Interrupted(BaseException):  # noqa: N818
+    """A signal asked this rank to stop. Not an Exception: user code must not catch it."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+
+
+@final
+class Lifeline:
+    """Watches over this process from :meth:`start` on, until it ends."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Install the handlers. Call from the main thread."""
+        receive, send = socket.socketpair()
+        send.setblocking(False)
+        signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, self._on_signal)
+        # `send` must stay open as long as the process lives.
+        self._sockets = (receive, send)
+        threading.Thread(target=self._watch, name="dpexp-lifeline", daemon=True).start()
+
+    def _on_signal(self, signum: int, _frame: Any) -> None:
+        for later in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(later, signal.SIG_IGN)  # the unwinding must not be interrupted again
+        raise Interrupted(signum)
+
+    def _watch(self) -> None:
+        parent = multiprocessing.parent_process()
+        receive = self._sockets[0]
+        watched: list[Any] = [receive] + ([parent.sentinel] if parent is not None else [])
+        while True:
+            ready = wait(watched)
+            if receive in ready:
+                told = [s for s in receive.recv(64) if s != signal.SIGCHLD]
+                if not told:
+                    continue  # a loader process of this rank ended
+            # Told to stop, or orphaned: nobody is left to read a result.
+            self._ended.wait(GRACE_S)
+            os._exit(128 + signal.SIGTERM)

@@ -1,0 +1,59 @@
+"""One process per device, torch's DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from dpexp.batches import Inputs
+from dpexp.parallel.base import Strategy
+from dpexp.schedule import Indices, chunk_of, chunk_sizes
+
+
+@final
+class DistributedDataParallel(Strategy):
+    """Rank r takes chunk r of the global batch; DDP averages the gradients.
+
+    A rank without rows in a step still has to take part in DDP's collectives. It borrows the
+    rows of chunk 0, the ones that are sure to fit the model, and its loss weighs 0.
+    """
+
+    def wrap(self, model: nn.Module) -> None:
+        options = self.plan.config.parallel
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            # torch refuses to wrap it, and there is no gradient to synchronise.
+            self._model = model
+            return
+        self._model = TorchDDP(
+            model,
+            device_ids=None if self.device.type == "cpu" else [self.device],
+            bucket_cap_mb=options.bucket_cap_mb,
+            find_unused_parameters=bool(options.find_unused_parameters),
+            static_graph=bool(options.static_graph),
+            gradient_as_bucket_view=bool(options.gradient_as_bucket_view),
+            broadcast_buffers=bool(options.broadcast_buffers),
+        )
+
+    def choose_rows(self, rows: Indices) -> Indices:
+        own = chunk_of(rows, self.comm.rank, self.comm.world_size)
+        return own if len(own) else chunk_of(rows, 0, self.comm.world_size)
+
+    def own_rows(self, global_rows: int) -> int:
+        return chunk_sizes(global_rows, self.comm.world_size)[self.comm.rank]
+
+    def forward(self, inputs: Inputs, rows: int) -> Any:
+        self.shapes.muted = rows == 0
+        return self._noted(self._model, inputs)
+
+    def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
+        # DDP divides the sum of the ranks' gradients by the world size; the single device's
+        # gradient is the sum of the ranks' mean gradients weighted by rows / global rows.
+        weight = rows * self.comm.world_size / global_rows
+        return loss if weight == 1.0 else loss * weight
+
+    def close(self) -> None:
+        # DDP must be gone before the process group is: see worker.py.
+        del self._model

@@ -1,0 +1,330 @@
+"""From config and hardware facts to a :class:`RunPlan`, or a refusal. Pure; no torch.
+
+:func:`check` needs the config alone, so a mistake in it is found without importing torch;
+:func:`make_plan` also needs to know the hardware. Nothing is ever changed into something else:
+a contradiction is an error that names the key, the value and the way out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dpexp.config import Config, Scaling, StrategyName, Task
+from dpexp.errors import ConfigError
+from dpexp.schedule import chunk_sizes
+
+ACCELERATORS = ("cuda", "mps", "xpu")
+DEVICE_FORMS = "auto, cpu, cuda, cuda:<i>, mps, xpu (no spaces, lower case)"
+_DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:(0|[1-9][0-9]*))?")
+MAX_DEVICES = 1024
+# Strategies that spread one run over several processes, and what else they may not be.
+ONE_PROCESS = (StrategyName.none, StrategyName.dp)
+
+
+class SkippedCellError(ConfigError):
+    """A combination of a sweep's grid that means nothing, as opposed to a mistake."""
+
+
+@dataclass(frozen=True)
+class HardwareFacts:
+    """What the machine offers, as far as a plan depends on it."""
+
+    cores: int  # usable by this process
+    accelerator: str | None  # the type torch sees: cuda, mps, xpu; None without one
+    num_accelerators: int
+    requested_threads: int | None = None  # OMP_NUM_THREADS as the user set it
+    nccl: bool = False
+    outer_world_size: int | None = None  # set when torchrun started this process
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Everything that is decided before a process is started. Picklable, plain."""
+
+    config: Config
+    label: str
+    strategy: StrategyName
+    device_type: str
+    first_index: int  # of the first device of that type
+    num_devices: int
+    num_processes: int
+    threads_per_process: int
+    threads_per_replica: int
+    batch_rows: int  # global
+    batch_rows_per_device: int  # of the largest chunk
+    emulated: bool
+    backend: str | None
+    notes: tuple[str, ...]
+
+    def device_of(self, rank: int) -> str:
+        """The torch device string of a rank's (first) device."""
+        if self.device_type in ("cpu", "mps"):
+            return self.device_type
+        return f"{self.device_type}:{self.first_index + rank}"
+
+
+def check(config: Config) -> None:
+    """Refuse what is wrong whatever the hardware.
+
+    Raises:
+        ConfigError: see the message.
+    """
+    _check_device_string(config.device)
+    asked = config.num_devices
+    # bool is an int in Python; num_devices=true is a mistake all the same.
+    counts = type(asked) is int and 1 <= asked <= MAX_DEVICES
+    if asked != "auto" and not counts:
+        raise ConfigError(
+            "num_devices",
+            config.num_devices,
+            "is not a number of devices",
+            allowed=f"auto, or a whole number from 1 to {MAX_DEVICES}",
+            fix="num_devices=2",
+        )
+    minima = {
+        "batch_size": (config.batch_size, 1),
+        "epochs": (config.epochs, 1),
+        "warmup_steps": (config.warmup_steps, 0),
+        "loader.workers": (config.loader.workers, 0),
+        "shapes.depth": (config.shapes.depth, 0),
+        "seed": (config.seed, 0),
+    }
+    for key, (value, least) in minima.items():
+        if value is not None and value < least:
+            raise ConfigError(
+                key, value, "is too small", allowed=f"{least} or more", fix=f"{key}={max(least, 1)}"
+            )
+    if config.steps is not None and config.steps < 1:
+        raise ConfigError(
+            "steps",
+            config.steps,
+            f"nothing would be left to do: {config.steps} steps",
+            allowed="1 or more, or null for whole epochs",
+            fix="steps=null",
+        )
+    if config.epochs is None and config.steps is None:
+        raise ConfigError(
+            "epochs", None, "epochs and steps are both null, so the run would never end", fix="epochs=1"
+        )
+    if not 0 < config.parallel.timeout_s < 7 * 24 * 3600:
+        raise ConfigError(
+            "parallel.timeout_s",
+            config.parallel.timeout_s,
+            "is not a time-out",
+            allowed="more than 0 seconds, less than a week",
+            fix="parallel.timeout_s=300",
+        )
+    _check_options(config)
+    _check_loss(config)
+
+
+def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -> RunPlan:
+    """Decide devices, processes, threads and batch sizes.
+
+    Args:
+        config: already accepted by :func:`check`.
+        facts: of the machine the run is for.
+        in_sweep: a cell of a sweep's grid; a combination without meaning is then skipped.
+
+    Raises:
+        ConfigError: the config asks for what this machine or torch cannot do.
+        SkippedCellError: (in a sweep) the cell means nothing, such as `none` on 4 devices.
+    """
+    strategy = config.parallel.strategy
+    device_type, first_index = _device(config, facts)
+    num_devices = resolve_num_devices(config.num_devices, strategy, device_type, first_index, facts)
+    _check_count(config, facts, device_type, first_index, num_devices, in_sweep)
+    num_processes = 1 if strategy in ONE_PROCESS else num_devices
+    if facts.outer_world_size is not None and facts.outer_world_size != num_processes:
+        raise ConfigError(
+            "num_devices",
+            config.num_devices,
+            f"torchrun started {facts.outer_world_size} processes, but parallel={strategy.value} with "
+            f"{num_devices} devices needs {num_processes}",
+            fix=f"torchrun --nproc-per-node {num_processes}, or num_devices={facts.outer_world_size}",
+        )
+    batch_rows = config.batch_size * (num_devices if config.scaling is Scaling.weak else 1)
+    emulated = strategy is StrategyName.dp and device_type == "cpu"
+    threads = facts.requested_threads or max(1, facts.cores // num_processes)
+    return RunPlan(
+        config=config,
+        label=f"{strategy.value}-n{num_devices}",
+        strategy=strategy,
+        device_type=device_type,
+        first_index=first_index,
+        num_devices=num_devices,
+        num_processes=num_processes,
+        threads_per_process=threads,
+        threads_per_replica=max(1, threads // num_devices) if emulated else threads,
+        batch_rows=batch_rows,
+        batch_rows_per_device=max(chunk_sizes(batch_rows, num_devices)),
+        emulated=emulated,
+        backend=_backend(config, facts, device_type),
+        notes=_notes(config, facts, device_type, num_devices, batch_rows),
+    )
+
+
+def resolve_num_devices(
+    asked: int | str, strategy: StrategyName, device_type: str, first_index: int, facts: HardwareFacts
+) -> int:
+    """`num_devices` with ``auto`` replaced by what the machine has (1 for `none`)."""
+    if isinstance(asked, int):
+        return asked
+    if strategy is StrategyName.none:
+        return 1
+    if facts.outer_world_size is not None and strategy is StrategyName.ddp:
+        return facts.outer_world_size
+    if device_type == "cpu":
+        return facts.cores
+    return max(1, facts.num_accelerators - first_index)
+
+
+def device_type_of(device: str, facts: HardwareFacts) -> str:
+    """The type a valid device string stands for on this machine (not checked to exist)."""
+    if device == "auto":
+        return facts.accelerator or "cpu"
+    return device.split(":")[0]
+
+
+def _check_device_string(device: object) -> None:
+    if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+        close = str(device).replace(" ", "").lower()
+        fix = f"device={close}" if _DEVICE.fullmatch(close) else "device=auto"
+        raise ConfigError(
+            "device", device, "is not a device string", allowed=DEVICE_FORMS, fix=fix
+        )
+
+
+def _check_options(config: Config) -> None:
+    options = config.parallel
+    if options.strategy is StrategyName.ddp:
+        missing = [
+            name
+            for name in ("backend", "bucket_cap_mb", "find_unused_parameters", "static_graph",
+                         "gradient_as_bucket_view", "broadcast_buffers")
+            if getattr(options, name) is None
+        ]  # fmt: skip
+        if missing:
+            raise ConfigError(
+                f"parallel.{missing[0]}", None, "ddp needs a value", fix="parallel=ddp"
+            )
+        if options.bucket_cap_mb is not None and options.bucket_cap_mb <= 0:
+            raise ConfigError(
+                "parallel.bucket_cap_mb", options.bucket_cap_mb, "must be more than 0 MiB",
+                fix="parallel.bucket_cap_mb=25",
+            )  # fmt: skip
+        return
+    for name in ("backend", "bucket_cap_mb", "find_unused_parameters", "static_graph",
+                 "gradient_as_bucket_view", "broadcast_buffers"):  # fmt: skip
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"parallel.{name}",
+                getattr(options, name),
+                f"is an option of ddp, not of {options.strategy.value}",
+                fix="parallel=ddp",
+            )
+
+
+def _check_loss(config: Config) -> None:
+    names = ("auto", "mse", "cross_entropy", "output")
+    named = isinstance(config.loss, str) and config.loss in names
+    node = isinstance(config.loss, dict) and isinstance(config.loss.get("_target_"), str)
+    if not (named or node):
+        raise ConfigError(
+            "loss",
+            config.loss,
+            "is not a loss",
+            allowed=", ".join(names) + ", or a node with a _target_",
+            fix="'loss={_target_: torch.nn.L1Loss}'",
+        )
+
+
+def _device(config: Config, facts: HardwareFacts) -> tuple[str, int]:
+    device_type = device_type_of(config.device, facts)
+    if device_type != "cpu" and facts.accelerator != device_type:
+        seen = facts.accelerator or "no accelerator"
+        raise ConfigError(
+            "device",
+            config.device,
+            f"{device_type.upper()} is not available here: torch sees {seen}",
+            allowed="cpu" + (f", {facts.accelerator}" if facts.accelerator else ""),
+            fix="device=auto",
+        )
+    index = int(config.device.split(":")[1]) if ":" in config.device else 0
+    if device_type != "cpu" and index >= facts.num_accelerators:
+        raise ConfigError(
+            "device",
+            config.device,
+            f"there are {facts.num_accelerators} devices of type {device_type}",
+            allowed=f"{device_type}:0 to {device_type}:{facts.num_accelerators - 1}",
+            fix=f"device={device_type}:0",
+        )
+    return device_type, index
+
+
+def _check_count(
+    config: Config, facts: HardwareFacts, device_type: str, first: int, count: int, in_sweep: bool
+) -> None:
+    strategy = config.parallel.strategy
+    if strategy is StrategyName.none and count != 1:
+        kind = SkippedCellError if in_sweep else ConfigError
+        raise kind(
+            "num_devices", count, "parallel=none uses one device", fix="num_devices=1, or parallel=dp"
+        )
+    if device_type == "cpu":
+        return
+    if device_type == "mps" and strategy is not StrategyName.none:
+        raise ConfigError(
+            "parallel", strategy.value, "torch has neither DataParallel nor a collective library "
+            "for mps", allowed="none on mps", fix="parallel=none, or device=cpu",
+        )  # fmt: skip
+    if device_type == "xpu" and strategy is not StrategyName.none:
+        raise ConfigError(
+            "parallel", strategy.value, "dpexp uses one xpu device at most",
+            allowed="none on xpu", fix="parallel=none, or device=cpu",
+        )  # fmt: skip
+    if first + count > facts.num_accelerators:
+        raise ConfigError(
+            "num_devices",
+            count,
+            f"starting at {device_type}:{first} there are {facts.num_accelerators - first} devices",
+            allowed=f"1 to {facts.num_accelerators - first}",
+            fix=f"num_devices={facts.num_accelerators - first}, or device=cpu",
+        )
+
+
+def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | None:
+    asked = config.parallel.backend
+    if asked is None:
+        return None
+    backend = {"cuda": "nccl"}.get(device_type, "gloo") if asked.value == "auto" else asked.value
+    if backend == "nccl" and (device_type != "cuda" or not facts.nccl):
+        raise ConfigError(
+            "parallel.backend",
+            backend,
+            f"NCCL needs CUDA devices and a torch built with it; the device here is {device_type}",
+            allowed="gloo",
+            fix="parallel.backend=gloo",
+        )
+    return backend
+
+
+def _notes(
+    config: Config, facts: HardwareFacts, device_type: str, num_devices: int, batch_rows: int
+) -> tuple[str, ...]:
+    notes = []
+    if device_type == "cpu" and num_devices > facts.cores:
+        notes.append(
+            f"{num_devices} devices share {facts.cores} cores: their times include waiting for a core"
+        )
+    chunks = chunk_sizes(batch_rows, num_devices)
+    if batch_rows % num_devices:
+        notes.append(
+            f"batch_size {batch_rows} is not divisible by num_devices {num_devices}: "
+            f"the devices get {', '.join(map(str, chunks))} rows; gradients are weighted by rows"
+        )
+    if config.task is Task.forward and config.save_weights:
+        notes.append("save_weights: task=forward does not change the parameters")
+    notes.extend(f"{key}: not a key of dpexp; recorded, not used" for key in config.extra)
+    return tuple(notes)

@@ -1,0 +1,120 @@
+"""A rank's process: what surrounds :func:`dpexp.worker.run_rank`.
+
+Imported by the fork server, so that a rank starts with torch already there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import sys
+from dataclasses import asdict, dataclass
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any, final
+
+# DistributedDataParallel's constructor imports this (over 800 modules): here once, not per rank.
+import torch._dynamo  # noqa: F401
+import torch.distributed
+
+from dpexp import env
+from dpexp.failures import describe
+from dpexp.files import write_whole
+from dpexp.lifeline import Interrupted, Lifeline
+from dpexp.logs import close_log, open_log
+from dpexp.loop import Progress
+from dpexp.records import ErrorRecord, RunResult
+from dpexp.worker import RankJob, run_rank
+
+log = logging.getLogger(__name__)
+
+# Set by the elastic agent for each rank; they win over the launching process's own.
+_AGENT_PREFIXES = ("RANK", "LOCAL_", "ROLE_", "GROUP_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_",
+                   "TORCH_NCCL_ASYNC_ERROR_HANDLING")  # fmt: skip
+
+
+@final
+class Stdio:
+    """The launching process's stdout and stderr, handed over to a process forked from a server.
+
+    Without it a rank would print to where the server's output went when the server was started.
+    """
+
+    def __init__(self, fds: tuple[Any, ...] = ()) -> None:
+        self._fds = fds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stdio, ((DupFd(1), DupFd(2)),)
+
+    def adopt(self) -> None:
+        """Make the handed-over descriptors this process's stdout and stderr."""
+        for target, handle in zip((1, 2), self._fds, strict=False):
+            os.dup2(handle.detach(), target)
+
+
+@dataclass(frozen=True)
+class LaunchedRank:
+    """What the launcher hands to each rank."""
+
+    job: RankJob
+    variables: dict[str, str]  # the launching process's environment
+    user_dir: Path  # where the command was typed: relative paths and modules start there
+    scratch: Path  # for error records
+    stdio: Stdio
+
+
+def main(launched: LaunchedRank) -> RunResult | None:
+    """Entry point of a launched rank. Does not return when the rank fails."""
+    launched.stdio.adopt()
+    agent = {k: v for k, v in os.environ.items() if k.startswith(_AGENT_PREFIXES)}
+    env.restore({**launched.variables, **agent})
+    enter(launched.user_dir)
+    outer = env.outer_launcher()
+    rank = outer.rank if outer is not None else 0
+
+    def keep(error: ErrorRecord) -> None:
+        write_whole(launched.scratch / f"rank{rank}.json", json.dumps(asdict(error)))
+
+    Lifeline().start()
+    return guarded(launched.job, rank, keep)
+
+
+def enter(user_dir: Path) -> None:
+    """Work in the user's folder, with her modules importable."""
+    os.chdir(user_dir)
+    if str(user_dir) not in sys.path:
+        sys.path.insert(0, str(user_dir))
+
+
+def guarded(job: RankJob, rank: int, keep: Any) -> RunResult | None:
+    """Run the rank; when it fails, `keep` the error record and end the process.
+
+    The process ends without unwinding further: a DDP object still hangs on the traceback, and
+    destroying its process group, or leaving threads to wait for lost peers, would hang.
+    """
+    handlers = open_log(job.folder, f"rank={rank}", logging.INFO if rank == 0 else logging.WARNING)
+    progress = Progress()
+    try:
+        result = run_rank(job, rank, progress)
+    except BaseException as error:  # noqa: BLE001  # sys.exit in user code is a failure too
+        record = describe(error, job.plan, rank, progress)
+        detail = record.message if record.kind == "config" else record.traceback
+        log.error("%s", detail, extra={"file_only": True})
+        keep(record)
+        close_log(handlers)
+        code = 128 + error.signum if isinstance(error, Interrupted) else 1
+        _end(code)
+    close_log(handlers)
+    return result
+
+
+def _end(code: int) -> None:
+    for child in multiprocessing.active_children():  # loader processes
+        child.terminate()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed terminal
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,173 @@
+"""Turns the loop's raw marks into step records, and hands them to the sinks between steps.
+
+The loop only appends to a list. Everything that costs time (reading device clocks, adding up
+losses over ranks, writing) happens in :meth:`Recorder.flush`, which runs between two steps and
+belongs to neither; its cost is reported as ``recording_s``.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from dpexp import timing
+from dpexp.comm import Comm
+from dpexp.errors import NonFiniteLossError
+from dpexp.plan import RunPlan
+from dpexp.records import DP_PARTS, PHASES, PhaseSummary, StepRecord
+from dpexp.schedule import chunk_sizes
+from dpexp.sinks import Sink
+from dpexp.stats import summarize
+
+FLUSH_EVERY_S = 0.5
+
+
+@dataclass(slots=True)
+class Row:
+    """One step as the loop leaves it. Marks are opaque; see timing.py."""
+
+    step: int
+    epoch: int
+    global_rows: int
+    rows: int
+    marks: list[Any]  # begin, then the end of each phase in the order of PHASES
+    parts: tuple[tuple[Any, Any], ...]  # dp: begin and end of each of DP_PARTS
+    loss: torch.Tensor | None  # 0-dim, as weighed by the strategy
+    peak_bytes: int
+
+
+@final
+class Recorder:
+    """Collects the steps of one rank.
+
+    Args:
+        comm: for the loss over all ranks; flushes happen at the same steps on every rank.
+        sinks: get every record, in order.
+    """
+
+    def __init__(
+        self, plan: RunPlan, comm: Comm, clock: timing.Clock[Any], sinks: Sequence[Sink]
+    ) -> None:
+        self._plan = plan
+        self._comm = comm
+        self._clock = clock
+        self._sinks = sinks
+        self._rows: list[Row] = []
+        self._next_flush = 1
+        self._flushed = 0
+        self._flushed_at_s = timing.now_s()
+        self._chunks: dict[int, tuple[int, ...]] = {}
+        self._seconds = {phase: array("d") for phase in ("step", *PHASES, *DP_PARTS)}
+        self.steps = 0
+        self.rows_seen = 0
+        self.measured_global_rows = 0
+        self.recording_s = 0.0
+        self.first_loss: float | None = None
+        self.last_loss: float | None = None
+
+    def add(self, row: Row) -> None:
+        """Keep one step. Called in the step; must stay cheap."""
+        self._rows.append(row)
+
+    def flush_due(self) -> bool:
+        """Whether to flush after the current step: the same answer on every rank."""
+        return len(self._rows) >= self._next_flush
+
+    def flush(self, *, together: bool = True) -> None:
+        """Write what was collected. A synchronisation point of device and ranks.
+
+        Args:
+            together: every rank flushes now. False in an emergency, when others may be gone:
+                then a loss over several ranks is not known and stays empty.
+
+        Raises:
+            NonFiniteLossError: a loss is NaN or infinite; everything up to it is written.
+        """
+        rows, self._rows = self._rows, []
+        began_s = timing.now_s()
+        self._clock.settle()
+        losses = self._losses(rows, together)
+        records = [self._record(row, loss) for row, loss in zip(rows, losses, strict=True)]
+        for sink in self._sinks:
+            sink.write(records)
+        self._account(records)
+        ended_s = timing.now_s()
+        self.recording_s += ended_s - began_s
+        if together:
+            self._pace(len(rows), began_s - self._flushed_at_s)
+        self._flushed_at_s = ended_s
+        for record in records:
+            if record.loss is not None and not math.isfinite(record.loss):
+                raise NonFiniteLossError(record.step)
+
+    def timing(self) -> dict[str, PhaseSummary]:
+        """Statistics of every phase over the measured steps; dp's parts only under dp."""
+        return {
+            phase: summarize(seconds)
+            for phase, seconds in self._seconds.items()
+            if phase not in DP_PARTS or len(seconds)
+        }
+
+    @property
+    def measured_steps(self) -> int:
+        return len(self._seconds["step"])
+
+    @property
+    def wall_s(self) -> float:
+        """Sum of the measured steps."""
+        return math.fsum(self._seconds["step"])
+
+    def _pace(self, steps: int, elapsed_s: float) -> None:
+        # All ranks agree on the slowest one's time, so they flush after the same step: in a
+        # flush they wait for each other.
+        slowest_s = max(self._comm.max(elapsed_s), 1e-6)
+        aim = int(steps * FLUSH_EVERY_S / slowest_s)
+        self._next_flush = max(1, min(2 * max(steps, 1), aim))
+
+    def _losses(self, rows: list[Row], together: bool) -> list[float | None]:
+        if not rows or rows[0].loss is None:
+            return [None] * len(rows)
+        local = torch.stack([row.loss for row in rows if row.loss is not None])
+        values = local.to("cpu", torch.float64)
+        if self._comm.world_size == 1:
+            return list(values.tolist())
+        if not together:
+            return [None] * len(rows)
+        # The strategies weigh so that the mean over ranks is the mean over the batch's rows.
+        return [total / self._comm.world_size for total in self._comm.sum(values).tolist()]
+
+    def _record(self, row: Row, loss: float | None) -> StepRecord:
+        seconds = self._clock.seconds
+        marks = row.marks
+        spans = [seconds(marks[i], marks[i + 1]) for i in range(len(PHASES))]
+        parts: list[float | None] = [None] * len(DP_PARTS)
+        if self._plan.strategy.value == "dp" and self._plan.num_devices > 1:
+            parts = [seconds(*pair) for pair in row.parts]
+        if row.global_rows not in self._chunks:
+            self._chunks[row.global_rows] = chunk_sizes(row.global_rows, self._plan.num_devices)
+        return StepRecord(
+            row.step, row.epoch, row.step < self._plan.config.warmup_steps, row.global_rows,
+            row.rows, seconds(marks[0], marks[-1]), *spans, *parts, loss, row.peak_bytes,
+            self._chunks[row.global_rows],
+        )  # fmt: skip
+
+    def _account(self, records: list[StepRecord]) -> None:
+        for record in records:
+            self.steps += 1
+            self.rows_seen += record.rows
+            if record.loss is not None:
+                self.last_loss = record.loss
+                if self.first_loss is None:
+                    self.first_loss = record.loss
+            if record.warmup:
+                continue
+            self.measured_global_rows += record.global_rows
+            for phase, values in self._seconds.items():
+                value = getattr(record, f"{phase}_s")
+                if value is not None:
+                    values.append(value)

@@ -1,0 +1,176 @@
+"""The plain data that travels between the layers. No torch, no behaviour beyond conversion.
+
+Times are in seconds, sizes in bytes; every name carries its unit. Frozen throughout.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpexp.files import write_whole
+
+SCHEMA = 1
+# The parts that add up to a step, in the order in which they happen.
+PHASES = ("data", "transfer", "forward", "backward", "optimizer", "other")
+# What dp's forward is made of; torch's names for the four steps of nn.DataParallel.
+DP_PARTS = ("scatter", "replicate", "parallel_apply", "gather")
+
+KINDS = ("config", "user_error", "oom", "crash", "hang", "nonfinite", "interrupted")
+
+
+class StepRecord(NamedTuple):
+    """One step as one rank saw it: a row of ``steps.rank<r>.csv``.
+
+    `step_s` = `data_s` + `transfer_s` + `forward_s` + `backward_s` + `optimizer_s` + `other_s`.
+    """
+
+    step: int
+    epoch: int
+    warmup: bool
+    global_rows: int
+    rows: int  # this rank's own; 0 for a rank that had none but took part
+    step_s: float
+    data_s: float
+    transfer_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    other_s: float
+    scatter_s: float | None  # dp only, like the next three: the parts of forward_s
+    replicate_s: float | None
+    parallel_apply_s: float | None
+    gather_s: float | None
+    loss: float | None  # mean over the global batch's rows once known, else over this rank's
+    peak_bytes: int
+    replica_rows: tuple[int, ...]  # rows of each device of the whole run; 0 = idle
+
+
+@dataclass(frozen=True)
+class ShapeRecord:
+    """How often one call site saw one pair of shapes. A shape is text: it may be nested."""
+
+    module: str  # "" for the model itself, else the submodule's dotted name
+    replica: int  # index of the device over the whole run
+    input_shape: str
+    output_shape: str
+    count: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True)
+class PhaseSummary:
+    """Statistics of one phase over the measured steps; null where there were none."""
+
+    mean_s: float | None
+    p50_s: float | None
+    p95_s: float | None
+    min_s: float | None
+    max_s: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class ErrorRecord:
+    """Why a run did not end well."""
+
+    kind: str  # one of KINDS
+    type: str  # the exception's class name, or a signal's or exit code's text
+    message: str
+    rank: int | None = None
+    step: int | None = None
+    traceback: str | None = None
+    user_frames: str | None = None  # the frames of the user's own code, for the console
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank has to say when its steps are done."""
+
+    rank: int
+    steps: int
+    measured_steps: int
+    rows_seen: int
+    measured_global_rows: int
+    wall_s: float  # sum of the measured steps
+    recording_s: float  # spent between steps on writing records; in no step's time
+    timing: dict[str, PhaseSummary]
+    peak_bytes: int
+    peak_device_bytes: dict[str, int]
+    losses: tuple[float | None, float | None]
+    threads: int
+    device: str
+    pid: int
+    shapes: tuple[ShapeRecord, ...]
+    notes: tuple[str, ...]
+    model: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """``run.json``, schema 1: everything that is known about one run."""
+
+    status: str  # ok | failed | skipped | interrupted
+    label: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    parallel: str
+    error: ErrorRecord | None = None
+    device: str | None = None
+    emulated: bool | None = None
+    num_devices: int | None = None
+    num_processes: int | None = None
+    threads_per_process: int | None = None
+    batch: dict[str, int] | None = None
+    scaling: str | None = None
+    steps: dict[str, int] | None = None
+    samples_seen: int | None = None
+    timing: dict[str, PhaseSummary] | None = None
+    timing_rank: int | None = None
+    throughput: dict[str, float | None] | None = None
+    memory: dict[str, Any] | None = None
+    loss: dict[str, float | None] | None = None
+    model: dict[str, Any] | None = None
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON types, `schema` first and NaN turned into null."""
+        plain = asdict(self)
+        return {"schema": plain.pop("schema"), **_finite(plain)}
+
+    def write(self, path: Path) -> None:
+        """Write ``run.json`` whole or not at all, as strict JSON."""
+        write_whole(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Read a ``run.json``.
+
+    Raises:
+        ValueError: it is not one, or of a later schema than this version knows.
+    """
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict) or "schema" not in data or "status" not in data:
+        raise ValueError(f"{path} is not a dpexp result")
+    if data["schema"] > SCHEMA:
+        raise ValueError(f"{path} has schema {data['schema']}; this dpexp reads up to {SCHEMA}")
+    return data
+
+
+def _finite(value: Any) -> Any:
+    """`value` as strict JSON types: a non-finite number becomes None, a tuple a list."""
+    if isinstance(value, dict):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    return str(value)

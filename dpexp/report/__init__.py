@@ -1,0 +1,1 @@
+"""From the results of runs to tables, files and scaling figures."""

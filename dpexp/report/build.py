@@ -1,0 +1,99 @@
+"""A sweep's files, made from the results in its cells' folders alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shlex
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from dpexp.files import write_whole
+from dpexp.records import SCHEMA, read_run
+from dpexp.report.scaling import Cell, analyse
+from dpexp.report.tables import markdown
+
+_NUMBER = re.compile(r"(\d+)_")
+
+
+def read_cells(folder: Path) -> dict[str, dict[str, Any]]:
+    """``run.json`` of every cell of a sweep, by folder name, in the order of the sweep."""
+    found = {path.parent.name: read_run(path) for path in folder.glob("*/run.json")}
+    return dict(sorted(found.items(), key=lambda entry: _position(entry[0])))
+
+
+def build(folder: Path, overrides: list[str]) -> list[Cell]:
+    """Write ``sweep.json``, ``summary.csv``, ``report.md`` and the TensorBoard run ``scaling``.
+
+    Args:
+        overrides: what the user typed, for the command that repeats the sweep.
+    """
+    runs = read_cells(folder)
+    cells = analyse(runs)
+    command = shlex.join(["python", "-m", "dpexp", "-m", *overrides])
+    environment = next((run["environment"] for run in runs.values()), {})
+    plain = {
+        "schema": SCHEMA,
+        "command": command,
+        "status": _status(cells),
+        "environment": environment,
+        "cells": [asdict(cell) for cell in cells],
+    }
+    write_whole(folder / "sweep.json", json.dumps(plain, indent=2, allow_nan=False) + "\n")
+    write_whole(folder / "summary.csv", _csv(cells))
+    write_whole(folder / "report.md", markdown(f"Sweep {folder.name}", cells, environment, command))
+    _write_board(folder / "scaling", cells)
+    return cells
+
+
+def _status(cells: list[Cell]) -> str:
+    states = {cell.status for cell in cells} - {"skipped"}
+    if "interrupted" in states:
+        return "interrupted"
+    return "ok" if states <= {"ok"} else "failed"
+
+
+def _csv(cells: list[Cell]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [spec.name for spec in fields(Cell)]
+    writer.writerow(names)
+    for cell in cells:
+        row = asdict(cell)
+        row["notes"] = "; ".join(cell.notes)
+        writer.writerow([row[name] for name in names])
+    return text.getvalue()
+
+
+def _write_board(folder: Path, cells: list[Cell]) -> None:
+    """A TensorBoard run whose x axis is the number of devices."""
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()  # two files in one run would be read as one zigzag
+    measured = {(c.parallel, c.num_devices or 0): c for c in cells if c.samples_per_s is not None}
+    if not measured:
+        return
+    writer = EventFileWriter(str(folder))
+    for (parallel, count), cell in sorted(measured.items(), key=lambda item: item[0]):
+        values = [
+            Summary.Value(tag=f"scaling/{parallel}/{name}", simple_value=value)
+            for name, value in (
+                ("samples_per_s", cell.samples_per_s),
+                ("speedup", cell.speedup),
+                ("efficiency", cell.efficiency),
+            )
+            if value is not None
+        ]
+        writer.add_event(Event(step=count, summary=Summary(value=values)))
+    writer.close()
+
+
+def _position(name: str) -> tuple[int, str]:
+    number = _NUMBER.match(name)
+    return (int(number.group(1)) if number else 0, name)

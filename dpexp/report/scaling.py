@@ -1,0 +1,101 @@
+"""Speed-up and efficiency over the cells of a sweep. Pure; works on plain run.json data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep, as the tables show it."""
+
+    folder: str  # name below the sweep's folder
+    label: str
+    parallel: str
+    num_devices: int | None
+    status: str
+    reason: str | None
+    emulated: bool
+    scaling: str | None
+    batch_global: int | None
+    batch_per_device: int | None
+    step_p50_s: float | None
+    samples_per_s: float | None
+    # Against the baseline: the ratio of throughputs, and that divided by the ratio of devices.
+    speedup: float | None
+    efficiency: float | None
+    baseline: str | None  # the baseline's folder
+    peak_bytes: int | None  # of the rank with the most
+    notes: tuple[str, ...]
+
+
+def analyse(runs: dict[str, dict[str, Any]]) -> list[Cell]:
+    """The cells of a sweep with their speed-up and efficiency.
+
+    Cells are compared only with cells whose config is the same but for `parallel` and
+    `num_devices`. The baseline is the smallest `none` cell, or the strategy's own smallest device
+    count where there is no `none`. Under strong scaling the global batch is the same, so the
+    ratio of throughputs is T1/Tn; under weak scaling it is the ratio of rows done per second.
+
+    Args:
+        runs: ``run.json`` data by folder name, in the order of the sweep.
+    """
+    return [_cell(name, run, _baseline(run, runs), runs) for name, run in runs.items()]
+
+
+def _cell(
+    folder: str, run: dict[str, Any], baseline: str | None, runs: dict[str, dict[str, Any]]
+) -> Cell:
+    rate = _rate(run)
+    speedup = efficiency = None
+    if baseline is not None and rate is not None:
+        base = runs[baseline]
+        base_rate = _rate(base)
+        assert base_rate is not None  # or it would not be a baseline
+        speedup = rate / base_rate
+        efficiency = speedup / (run["num_devices"] / base["num_devices"])
+    batch = run.get("batch") or {}
+    step = (run.get("timing") or {}).get("step") or {}
+    error = run.get("error") or {}
+    return Cell(
+        folder=folder,
+        label=run["label"],
+        parallel=run["parallel"],
+        num_devices=run.get("num_devices"),
+        status=run["status"],
+        reason=error.get("message"),
+        emulated=bool(run.get("emulated")),
+        scaling=run.get("scaling"),
+        batch_global=batch.get("global"),
+        batch_per_device=batch.get("per_device"),
+        step_p50_s=step.get("p50_s"),
+        samples_per_s=rate,
+        speedup=speedup,
+        efficiency=efficiency,
+        baseline=baseline,
+        peak_bytes=max((run.get("memory") or {}).get("peak_bytes") or [0]) or None,
+        notes=tuple(run.get("notes") or ()),
+    )
+
+
+def _rate(run: dict[str, Any]) -> float | None:
+    if run["status"] != "ok":
+        return None
+    rate = (run.get("throughput") or {}).get("samples_per_s")
+    return float(rate) if rate else None
+
+
+def _group(run: dict[str, Any]) -> str:
+    rest = {k: v for k, v in run["config"].items() if k not in ("parallel", "num_devices")}
+    return json.dumps(rest, sort_keys=True)
+
+
+def _baseline(run: dict[str, Any], runs: dict[str, dict[str, Any]]) -> str | None:
+    group = _group(run)
+    peers = {k: r for k, r in runs.items() if _rate(r) is not None and _group(r) == group}
+    singles = {k: r for k, r in peers.items() if r["parallel"] == "none"}
+    own = {k: r for k, r in peers.items() if r["parallel"] == run["parallel"]}
+    candidates = singles or own
+    return min(candidates, key=lambda k: candidates[k]["num_devices"]) if candidates else None

@@ -1,0 +1,146 @@
+"""Tables for the console and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dpexp.records import DP_PARTS, PHASES
+from dpexp.report.scaling import Cell
+
+HEADER = ("cell", "parallel", "devices", "batch", "samples/s", "step p50", "speed-up", "efficiency", "status")
+
+
+def cell_row(cell: Cell) -> tuple[str, ...]:
+    """The texts of one row of the scaling table."""
+    batch = "–"
+    if cell.batch_global is not None:
+        batch = f"{cell.batch_global} ({cell.batch_per_device} each)"
+    name = cell.parallel + (" (emulated)" if cell.emulated else "")
+    return (
+        cell.folder,
+        name,
+        "–" if cell.num_devices is None else str(cell.num_devices),
+        batch,
+        _number(cell.samples_per_s, ",.0f"),
+        "–" if cell.step_p50_s is None else f"{cell.step_p50_s * 1e3:.3f} ms",
+        _number(cell.speedup, ".2f", "×"),
+        "–" if cell.efficiency is None else f"{cell.efficiency:.0%}",
+        cell.status,
+    )
+
+
+def scaling_title(cells: Sequence[Cell]) -> str:
+    """What the table shows: the scaling mode and what the speed-up refers to."""
+    modes = " and ".join(sorted({cell.scaling for cell in cells if cell.scaling})) or "no"
+    bases = sorted({cell.baseline for cell in cells if cell.baseline})
+    shown = ", ".join(bases) if bases else "no cell that ran"
+    return f"{modes} scaling; speed-up against {shown}"
+
+
+def print_scaling(cells: Sequence[Cell], console: Console) -> None:
+    """The scaling table, then what failed or was skipped, with reasons."""
+    table = Table(title=scaling_title(cells), title_justify="left")
+    for index, head in enumerate(HEADER):
+        table.add_column(head, justify="right" if 2 <= index <= 7 else "left", overflow="fold")
+    for cell in cells:
+        table.add_row(*(escape(text) for text in cell_row(cell)))
+    console.print(table)
+    for line in reasons(cells):
+        console.print(escape(line), soft_wrap=True, highlight=False)
+
+
+def reasons(cells: Sequence[Cell]) -> list[str]:
+    """One line per cell that gave no figure."""
+    lines = []
+    for cell in cells:
+        if cell.status != "ok":
+            lines.append(f"{cell.folder}: {cell.status}: {(cell.reason or '').splitlines()[0]}")
+    failed = sum(cell.status not in ("ok", "skipped") for cell in cells)
+    if failed:
+        lines.append(f"{failed} of {len(cells)} cells failed")
+    return lines
+
+
+def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], command: str) -> str:
+    """``report.md``."""
+    lines = [f"# {title}", "", scaling_title(cells) + ".", ""]
+    lines += ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
+    lines += ["| " + " | ".join(_cell_text(text) for text in cell_row(cell)) + " |" for cell in cells]
+    bad = reasons(cells)
+    if bad:
+        lines += ["", "## Without a figure", "", *(f"- {_cell_text(line)}" for line in bad)]
+    notes = list(dict.fromkeys(f"{cell.label}: {note}" for cell in cells for note in cell.notes))
+    if any(cell.emulated for cell in cells):
+        notes.insert(0, "dp ran on virtual devices that share the CPU (emulated): its times show what "
+                     "dp's four steps cost, not what several GPUs would give")  # fmt: skip
+    if notes:
+        lines += ["", "## Notes", "", *(f"- {_cell_text(note)}" for note in notes)]
+    lines += ["", "## Environment", ""]
+    lines += [f"- {key}: {_cell_text(str(value))}" for key, value in environment.items()]
+    lines += ["", "## Again", "", f"    {command}", ""]
+    return "\n".join(lines)
+
+
+def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
+    """A single run's summary: where the time of a step went."""
+    timing = run.get("timing") or {}
+    table = Table(title=_run_title(run), title_justify="left")
+    table.add_column("phase")
+    for head in ("mean ms", "p50 ms", "p95 ms", "max ms"):
+        table.add_column(head, justify="right")
+    for phase in ("step", *PHASES):
+        _phase_row(table, phase, timing.get(phase))
+        if phase == "forward":
+            for part in DP_PARTS:
+                if part in timing:
+                    _phase_row(table, f"  {part}", timing[part])
+    console.print(table)
+    console.print(escape(_run_summary(run)), soft_wrap=True, highlight=False)
+    console.print(escape(f"folder: {folder}"), soft_wrap=True, highlight=False)
+    console.print(escape(f"look:   tensorboard --logdir {folder}"), soft_wrap=True, highlight=False)
+
+
+def _phase_row(table: Table, name: str, summary: dict[str, Any] | None) -> None:
+    if summary is None:
+        return
+    keys = ("mean_s", "p50_s", "p95_s", "max_s")
+    cells = ("–" if summary[key] is None else f"{summary[key] * 1e3:.4f}" for key in keys)
+    table.add_row(name, *cells)
+
+
+def _run_title(run: dict[str, Any]) -> str:
+    emulated = ", emulated" if run["emulated"] else ""
+    steps = run["steps"]
+    return (
+        f"{run['label']} on {run['device']}{emulated}: {steps['measured']} measured steps "
+        f"after {steps['warmup']} of warm-up"
+    )
+
+
+def _run_summary(run: dict[str, Any]) -> str:
+    batch, throughput = run["batch"], run["throughput"]
+    parts = [
+        f"batch {batch['global']} rows, {batch['per_device']} per device",
+        f"{_number(throughput['samples_per_s'], ',.0f')} samples/s over all devices",
+        f"{run['samples_seen']} samples seen",
+        f"peak memory {max(run['memory']['peak_bytes']) / 2**20:.0f} MiB per process",
+    ]
+    if run["loss"] is not None and run["loss"]["first"] is not None:
+        parts.append(f"loss {run['loss']['first']:.4g} to {_number(run['loss']['last'], '.4g')}")
+    return "; ".join(parts)
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "–" if value is None else f"{value:{form}}{unit}"
+
+
+def _cell_text(text: str) -> str:
+    """Text that neither breaks a Markdown table nor is read as HTML."""
+    flat = " ".join(text.split())
+    return flat.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,88 @@
+"""From what the ranks report to the result of a run. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from dpexp.config import to_plain
+from dpexp.plan import RunPlan
+from dpexp.records import ErrorRecord, RankResult, RunResult
+
+
+def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]) -> RunResult:
+    """The result of a run whose ranks all came to their end.
+
+    Throughput is the number of distinct samples over all ranks divided by the wall time of the
+    slowest rank; the timing is that rank's too, since the others waited for it.
+    """
+    slowest = max(ranks, key=lambda rank: rank.wall_s)
+    first = ranks[0]
+    samples_per_s = (
+        first.measured_global_rows / slowest.wall_s if slowest.wall_s > 0 else None
+    )
+    return RunResult(
+        status="ok",
+        **facts_of(plan, environment),
+        steps={
+            "measured": first.measured_steps,
+            "warmup": first.steps - first.measured_steps,
+        },
+        # Under ddp each row is counted by the one rank that owns it, under dp by rank 0.
+        samples_seen=sum(rank.rows_seen for rank in ranks),
+        timing=slowest.timing,
+        timing_rank=slowest.rank,
+        throughput={
+            "samples_per_s": samples_per_s,
+            "samples_per_s_per_device": None if samples_per_s is None else samples_per_s / plan.num_devices,
+            "samples_measured": first.measured_global_rows,
+            "wall_s": slowest.wall_s,
+        },
+        memory={
+            "peak_bytes": [rank.peak_bytes for rank in ranks],
+            "peak_bytes_scope": "resident memory of each rank's process, since it started",
+            "peak_device_bytes": {k: v for rank in ranks for k, v in rank.peak_device_bytes.items()}
+            or None,
+        },
+        loss=dict(zip(("first", "last"), first.losses, strict=True))
+        if first.losses[0] is not None
+        else None,
+        model=first.model,
+        ranks=[_rank_facts(rank) for rank in ranks],
+        notes=list(dict.fromkeys([*plan.notes, *(n for rank in ranks for n in rank.notes)])),
+    )  # fmt: skip
+
+
+def without_steps(
+    plan: RunPlan, environment: dict[str, Any], status: str, error: ErrorRecord
+) -> RunResult:
+    """The result of a run that failed or was interrupted after it was planned."""
+    return RunResult(
+        status=status, **facts_of(plan, environment), error=error, notes=list(plan.notes)
+    )
+
+
+def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a run as soon as it is planned: fields of :class:`RunResult`."""
+    return {
+        "label": plan.label,
+        "config": to_plain(plan.config),
+        "environment": environment,
+        "parallel": plan.strategy.value,
+        "device": plan.device_of(0),
+        "emulated": plan.emulated,
+        "num_devices": plan.num_devices,
+        "num_processes": plan.num_processes,
+        "threads_per_process": plan.threads_per_process,
+        "batch": {"global": plan.batch_rows, "per_device": plan.batch_rows_per_device},
+        "scaling": plan.config.scaling.value,
+    }
+
+
+def _rank_facts(rank: RankResult) -> dict[str, Any]:
+    plain = asdict(rank)
+    kept = ("rank", "pid", "device", "threads", "steps", "rows_seen", "wall_s", "recording_s")
+    return {
+        **{key: plain[key] for key in kept},
+        "step_p50_s": rank.timing["step"].p50_s,
+    }

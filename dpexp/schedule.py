@@ -1,0 +1,93 @@
+"""The one schedule of global batches that every strategy follows. Pure numpy.
+
+The order of the samples depends on the seed and the epoch alone, never on the strategy or the
+number of devices, so a step under any strategy can be compared row for row with the step of a
+single device. Nothing is padded or duplicated; rows are dropped only when `drop_last` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """The rows of one step over all devices. `indices`: shape [rows], dataset positions."""
+
+    step: int
+    epoch: int
+    indices: Indices
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which rows make up which step.
+
+    Args:
+        num_rows: rows in the dataset.
+        batch_rows: rows of a global batch; the last of an epoch may have fewer.
+        epochs: passes over the dataset; None = as many as `steps` needs.
+        steps: at most this many global batches; None = all of the epochs.
+        shuffle: a new order each epoch, drawn from (seed, epoch); False = 0, 1, 2, …
+    """
+
+    num_rows: int
+    batch_rows: int
+    epochs: int | None
+    steps: int | None
+    drop_last: bool
+    shuffle: bool
+    seed: int
+
+    def batches_per_epoch(self) -> int:
+        """Global batches of one epoch: ceil(rows / batch), or floor with `drop_last`."""
+        full, rest = divmod(self.num_rows, self.batch_rows)
+        return full + (1 if rest and not self.drop_last else 0)
+
+    def __len__(self) -> int:
+        """Global batches of the whole run."""
+        if self.epochs is None:
+            return (self.steps or 0) if self.batches_per_epoch() else 0
+        total = self.batches_per_epoch() * self.epochs
+        return total if self.steps is None else min(total, self.steps)
+
+    def __iter__(self) -> Iterator[GlobalBatch]:
+        total, per_epoch = len(self), self.batches_per_epoch()
+        epoch, order = -1, np.empty(0, dtype=np.int64)
+        for step in range(total):
+            if step // per_epoch != epoch:
+                epoch = step // per_epoch
+                order = epoch_order(self.num_rows, self.seed, epoch, self.shuffle)
+            start = (step % per_epoch) * self.batch_rows
+            yield GlobalBatch(step, epoch, order[start : start + self.batch_rows])
+
+
+def epoch_order(num_rows: int, seed: int, epoch: int, shuffle: bool) -> Indices:
+    """The order of all rows in one epoch. Shape [num_rows], a permutation of 0..num_rows-1."""
+    if not shuffle:
+        return np.arange(num_rows, dtype=np.int64)
+    # SeedSequence mixes the pair, so (1, 2) and (2, 1) give unrelated orders.
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    return generator.permutation(num_rows).astype(np.int64)
+
+
+def chunk_sizes(rows: int, num_devices: int) -> tuple[int, ...]:
+    """Rows of each device, as torch.chunk cuts: size ceil(rows/devices), as many as needed.
+
+    Always `num_devices` entries; a device without rows has 0. For example 9 rows on 4 devices
+    are (3, 3, 3, 0).
+    """
+    size = -(-rows // num_devices) if rows else 0
+    return tuple(max(0, min(size, rows - device * size)) for device in range(num_devices))
+
+
+def chunk_of(indices: Indices, device: int, num_devices: int) -> Indices:
+    """The rows of one device: chunk number `device` of the global batch, possibly empty."""
+    size = -(-len(indices) // num_devices) if len(indices) else 0
+    return indices[device * size : (device + 1) * size]

@@ -1,0 +1,66 @@
+"""Progress on the console: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dpexp.records import StepRecord
+from dpexp.sinks.base import Sink
+from dpexp.timing import now_s
+
+# Short work needs no progress: nothing is shown before this.
+QUIET_S = 1.5
+LINE_EVERY_S = 5.0
+
+
+@final
+class ProgressSink(Sink):
+    """Rate and remaining time, updated at each flush, on stderr."""
+
+    def __init__(self, label: str, total_steps: int) -> None:
+        self._label = label
+        self._total = total_steps
+        self._console = Console(stderr=True)
+        self._began_s = now_s()
+        self._line_s = self._began_s
+        self._done = 0
+        self._rows = 0
+        self._bar: Progress | None = None
+
+    def write(self, records: Sequence[StepRecord]) -> None:
+        self._done += len(records)
+        self._rows += sum(record.global_rows for record in records)
+        elapsed_s = now_s() - self._began_s
+        if elapsed_s < QUIET_S:
+            return
+        rate = f"{self._rows / elapsed_s:,.0f} samples/s"
+        if self._console.is_terminal:
+            self._update_bar(rate)
+        elif now_s() - self._line_s >= LINE_EVERY_S:
+            self._line_s = now_s()
+            left_s = elapsed_s / self._done * (self._total - self._done)
+            print(
+                f"{self._label}: step {self._done}/{self._total}, {rate}, {left_s:.0f} s left",
+                file=self._console.file, flush=True,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _update_bar(self, rate: str) -> None:
+        if self._bar is None:
+            # refreshed here and not by a thread of its own, which would run during steps
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+                console=self._console, auto_refresh=False, transient=True,
+            )  # fmt: skip
+            self._bar.start()
+            self._bar.add_task(self._label, total=self._total, rate=rate)
+        self._bar.update(self._bar.task_ids[0], completed=self._done, rate=rate)
+        self._bar.refresh()

@@ -1,0 +1,64 @@
+"""Hydra's callback: refuses a bad config before a folder is made, and ends a sweep with a report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, final
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from dpexp.cell import claim_folder
+from dpexp.config import load
+from dpexp.console import refuse
+from dpexp.errors import ConfigError
+from dpexp.plan import check
+
+
+@final
+class DpexpCallback(Callback):
+    """Hooks into Hydra's life of a run and of a sweep.
+
+    Hydra swallows what a callback raises unless it is not an Exception, hence SystemExit.
+    """
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            check(load(without_hydra(config)))
+            claim_folder(Path(config.hydra.run.dir))
+        except ConfigError as error:
+            refuse(error)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(config.hydra.sweep.dir)
+        overrides = [str(override) for override in config.hydra.overrides.task]
+        if not finish(folder, overrides):
+            sys.exit(1)
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """A copy of a composed config without Hydra's own node."""
+    import copy
+
+    from omegaconf import open_dict
+
+    copied = copy.deepcopy(config)
+    with open_dict(copied):
+        copied.pop("hydra", None)
+    return copied
+
+
+def finish(folder: Path, overrides: list[str]) -> bool:
+    """Write a sweep's report and print its table. Whether every cell is ok or skipped."""
+    from rich.console import Console
+
+    from dpexp.report.build import build
+    from dpexp.report.tables import print_scaling
+
+    cells = build(folder, overrides)
+    console = Console()
+    print_scaling(cells, console)
+    console.print(f"report: {folder / 'report.md'}", soft_wrap=True, highlight=False)
+    console.print(f"look:   tensorboard --logdir {folder}", soft_wrap=True, highlight=False)
+    return bool(cells) and all(cell.status in ("ok", "skipped") for cell in cells)
