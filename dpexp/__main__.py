@@ -8,10 +8,12 @@ from typing import Any, NoReturn, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from dpexp import compose, console, env, server
+from dpexp import compose, console, env
 from dpexp.cell import InterruptedRunError, run_cell, unreadable
 from dpexp.config import load
 from dpexp.errors import ConfigError
@@ -58,6 +60,7 @@ def _report(result: RunResult, folder: Path, in_sweep: bool) -> None:
 def main() -> None:
     """Entry point. Exit status: 0, 1 for any failure, 130 after Ctrl-C, 143 after SIGTERM."""
     outer = env.outer_launcher()
+    env.take_over_hydra_errors()
     compose.register()
     arguments = sys.argv[1:]
     if outer is not None:
@@ -65,15 +68,15 @@ def main() -> None:
     sys.argv[1:] = arguments
     try:
         compose.refuse_bad_choices(arguments)
-        hydra.main(version_base="1.3", config_path=str(compose.config_folder()), config_name="config")(
-            run_job
-        )()
+        hydra.main(
+            version_base="1.3", config_path=str(compose.config_folder()), config_name="config"
+        )(run_job)()
     except ConfigError as error:
         console.refuse(error)
+    except (HydraException, OmegaConfBaseException) as error:
+        console.refuse(compose.explain(error, arguments), cause=error)
     except KeyboardInterrupt:
         sys.exit(130)
-    finally:
-        server.stop()
 
 
 def _interrupted(stop: InterruptedRunError, folder: Path, in_sweep: bool) -> NoReturn:

@@ -81,9 +81,7 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     runs = []
     for number, combination in enumerate(combinations):
         composed = _compose(combination)
-        name = compose.cell_name(
-            composed.parallel.strategy, composed.num_devices, composed.device
-        )
+        name = compose.cell_name(composed.parallel.strategy, composed.num_devices, composed.device)
         runs.append(_run(combination, where / f"{number}_{name}", in_sweep=True))
     return Sweep(tuple(runs), tuple(build(where, list(overrides))), where)
 
@@ -103,7 +101,10 @@ def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
         raise
     if result is None:
         raise ConfigError(
-            "torchrun", NO_VALUE, "dpexp.run starts its own processes", fix="python -m dpexp under torchrun"
+            "torchrun",
+            NO_VALUE,
+            "dpexp.run starts its own processes",
+            fix="python -m dpexp under torchrun",
         )
     record = where / ".hydra"
     record.mkdir(exist_ok=True)
@@ -119,7 +120,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(compose.config_folder()), version_base="1.3"):
             return hydra_compose("config", list(overrides))
     except HydraException as error:
-        raise ConfigError("overrides", list(overrides), str(error)) from error
+        raise compose.explain(error, list(overrides)) from error
 
 
 def _combinations(overrides: Sequence[str]) -> list[list[str]]:
@@ -127,7 +128,7 @@ def _combinations(overrides: Sequence[str]) -> list[list[str]]:
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
-        raise ConfigError("overrides", list(overrides), str(error)) from error
+        raise compose.explain(error, list(overrides)) from error
     choices = []
     for override in parsed:
         if override.is_sweep_override():

@@ -32,7 +32,7 @@ def seed_all(seed: int) -> None:
 
 
 def seed_of_rank(seed: int, rank: int) -> int:
-    """A seed for what a rank draws on its own (dropout, augmentation): other ranks, other numbers."""
+    """A seed for what a rank draws on its own (dropout, augmentation), unlike other ranks'."""
     return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -44,14 +44,18 @@ def rows_in(dataset: Any) -> int:
     """
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise ConfigError(
-            "dataset", type(dataset).__name__, "has no length: only map-style datasets "
+            "dataset",
+            type(dataset).__name__,
+            "has no length: only map-style datasets "
             "(__len__ and __getitem__) can be cut into a schedule of batches",
-        )  # fmt: skip
+        )
     if len(dataset) == 0:
         raise ConfigError(
-            "dataset", type(dataset).__name__, "the dataset is empty: it has 0 rows",
+            "dataset",
+            type(dataset).__name__,
+            "the dataset is empty: it has 0 rows",
             fix="a dataset with at least one row (dataset.rows=100 for dataset=random)",
-        )  # fmt: skip
+        )
     return len(dataset)
 
 
@@ -139,9 +143,11 @@ def split(batch: Any, constants: dict[str, Any]) -> Inputs:
             return Inputs(tuple(inputs[0]), constants, target)
         return Inputs(tuple(inputs), constants, target)
     raise ConfigError(
-        "dataset", type(batch).__name__, "a batch must be a tensor, a tuple, a list or a dict of "
-        "tensors", fix="give the dataset a collate_fn that returns one of them",
-    )  # fmt: skip
+        "dataset",
+        type(batch).__name__,
+        "a batch must be a tensor, a tuple, a list or a dict of tensors",
+        fix="give the dataset a collate_fn that returns one of them",
+    )
 
 
 def move(value: Any, device: torch.device) -> Any:

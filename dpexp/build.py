@@ -39,11 +39,13 @@ def build(key: str, node: dict[str, Any], *, partial: bool = False) -> Any:
         if isinstance(cause, ConfigError):
             raise cause from None
         if cause is None or "Error locating target" in str(error):
-            reason = str(cause or error).strip().splitlines()[0]
+            reason = " ".join(str(cause or error).split())
             raise ConfigError(
-                f"{key}._target_", target, f"cannot be imported: {reason}",
-                fix="check the spelling; the module is searched in the folder where dpexp is started",
-            ) from error  # fmt: skip
+                f"{key}._target_",
+                target,
+                f"cannot be imported: {reason}",
+                fix="check the spelling; modules are searched in the folder where dpexp is started",
+            ) from error
         raise explain_call(key, target, cause) from cause
 
 
@@ -53,9 +55,11 @@ def explain_call(key: str, target: str, cause: BaseException) -> Exception:
         return cause
     if isinstance(cause, TypeError) and _raised_by_caller(cause):
         return ConfigError(
-            key, target, f"does not take these arguments: {cause}",
+            key,
+            target,
+            f"does not take these arguments: {cause}",
             fix=f"override or remove the argument ({key}.<name>=…, or ~{key}.<name>)",
-        )  # fmt: skip
+        )
     return UserCodeError(f"{key} ({target}) raised {type(cause).__name__}: {cause}")
 
 
@@ -77,9 +81,11 @@ def build_model(node: dict[str, Any], device: torch.device) -> nn.Module:
     model = build("model", node)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            "model._target_", node["_target_"], f"gives a {type(model).__name__}, not a torch "
-            "module", allowed="a class or function that gives a torch.nn.Module",
-        )  # fmt: skip
+            "model._target_",
+            node["_target_"],
+            f"gives a {type(model).__name__}, not a torch module",
+            allowed="a class or function that gives a torch.nn.Module",
+        )
     for name in hidden_modules(model):
         warnings.warn(
             f"model: {name} holds modules or parameters in a plain list or dict; torch does not "
@@ -113,9 +119,11 @@ def build_optimizer(node: dict[str, Any], model: nn.Module) -> torch.optim.Optim
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ConfigError(
-            "task", "train", f"the model ({type(model).__name__}) has no trainable parameter",
+            "task",
+            "train",
+            f"the model ({type(model).__name__}) has no trainable parameter",
             fix="task=forward",
-        )  # fmt: skip
+        )
     make = build("optimizer", node, partial=True)
     try:
         return make(trainable)  # type: ignore[no-any-return]

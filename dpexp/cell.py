@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dpexp import env, server
-from dpexp.config import Config, to_plain
+from dpexp.check import check
+from dpexp.config import to_plain
 from dpexp.errors import ConfigError
-from dpexp.plan import SkippedCellError, check
+from dpexp.plan import SkippedCellError
 from dpexp.records import ErrorRecord, RunResult
+from dpexp.schema import Config, StrategyName
 
 
 class InterruptedRunError(Exception):
@@ -45,7 +47,8 @@ def run_cell(
         check(config)
         outer = env.outer_launcher()
         if outer is None:
-            server.start()  # imports torch beside this process's own import
+            ddp = config.parallel.strategy is StrategyName.ddp
+            server.start(for_ddp=ddp or in_sweep)  # imports torch beside this process's own import
         # Only now is torch imported: a mistake in the config is told without waiting for it.
         from dpexp.device import describe_environment, gather_facts
         from dpexp.plan import make_plan
@@ -119,9 +122,11 @@ def claim_folder(folder: Path) -> None:
     held = [*folder.glob("run.json"), *folder.glob("steps.rank*.csv")]
     if held:
         raise ConfigError(
-            "hydra.run.dir", str(folder), f"already holds a run ({held[0].name})",
+            "hydra.run.dir",
+            str(folder),
+            f"already holds a run ({held[0].name})",
             fix="another hydra.run.dir, or none: then each run gets a folder of its own",
-        )  # fmt: skip
+        )
 
 
 def announce(notes: Any) -> None:

@@ -38,9 +38,11 @@ def connect(plan: RunPlan, rank: int) -> Comm:
     except RuntimeError as error:
         if interface is not None and interface in str(error):
             raise ConfigError(
-                "GLOO_SOCKET_IFNAME", interface, "the environment variable names a network "
-                "interface that is not there", fix="unset GLOO_SOCKET_IFNAME",
-            ) from error  # fmt: skip
+                "GLOO_SOCKET_IFNAME",
+                interface,
+                "the environment variable names a network interface that is not there",
+                fix="unset GLOO_SOCKET_IFNAME",
+            ) from error
         raise
     return TorchComm(rank, plan.num_processes)
 

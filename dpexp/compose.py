@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from dpexp import env
-from dpexp.config import GROUPS, NESTED, Config, StrategyName
-from dpexp.errors import ConfigError
+from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.join import shared_folder
+from dpexp.schema import GROUPS, NESTED, Config, StrategyName
 
 RUNS = "outputs/runs"
 SWEEPS = "outputs/sweeps"
@@ -43,7 +45,9 @@ def fresh_folder(base: str) -> Path:
     """Make a new folder below `base` for a run or sweep that Hydra does not start."""
     now = time.localtime()
     stamp = time.strftime("%H-%M-%S", now)
-    folder = Path(base).absolute() / time.strftime("%Y-%m-%d", now) / f"{stamp}-{secrets.token_hex(3)}"
+    folder = (
+        Path(base).absolute() / time.strftime("%Y-%m-%d", now) / f"{stamp}-{secrets.token_hex(3)}"
+    )
     folder.mkdir(parents=True)  # fails rather than share a folder
     return folder
 
@@ -80,9 +84,50 @@ def refuse_bad_choices(arguments: list[str]) -> None:
         for argument in arguments:
             if re.fullmatch(rf"(~{group}(=.*)?|\+{{0,2}}{group}=(null)?)", argument):
                 raise ConfigError(
-                    group, argument.removeprefix(f"{group}="), "a config group needs one of its options",
-                    allowed=", ".join(options), fix=f"{group}={options[-1]}",
-                )  # fmt: skip
+                    group,
+                    argument.removeprefix(f"{group}="),
+                    "a config group needs one of its options",
+                    allowed=", ".join(options),
+                    fix=f"{group}={options[-1]}",
+                )
+
+
+def explain(error: Exception, arguments: list[str]) -> ConfigError:
+    """What Hydra or OmegaConf refused, as one paragraph."""
+    text = str(error)
+    choice = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
+    if choice is not None:
+        group = choice[1]
+        options = GROUPS.get(group) or sorted(
+            p.stem for p in (config_folder() / group).glob("*.yaml")
+        )
+        shown = f"+{group}" if group == "experiment" else group
+        return ConfigError(
+            shown,
+            choice[2],
+            "there is no such option",
+            allowed=", ".join(options),
+            fix=f"{shown}={_close(choice[2], options) or options[-1]}",
+        )
+    missing = re.search(r"Could not override '([^']+)'", text)
+    if missing is not None:
+        key = missing[1]
+        value = next((a.split("=", 1)[1] for a in arguments if a.startswith(f"{key}=")), NO_VALUE)
+        known = [spec.name for spec in fields(Config)]
+        known += [f"{name}.{spec.name}" for name, node in NESTED.items() for spec in fields(node)]
+        close = _close(key, known)
+        return ConfigError(
+            key,
+            value,
+            "there is no such key",
+            fix=f"{close}=…" if close else f"+{key}=… to add it, or --help for all keys",
+        )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return ConfigError("config", NO_VALUE, " ".join(lines[:4]).rstrip("."), fix="--help")
+
+
+def _close(word: str, known: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
 
 
 def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> list[str]:
@@ -93,9 +138,11 @@ def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> 
     """
     if {"-m", "--multirun"} & set(arguments):
         raise ConfigError(
-            "--multirun", "torchrun", "torchrun has started the processes of one run; a sweep starts "
-            "its own", fix="python -m dpexp -m …, without torchrun",
-        )  # fmt: skip
+            "--multirun",
+            "torchrun",
+            "torchrun has started the processes of one run; a sweep starts its own",
+            fix="python -m dpexp -m …, without torchrun",
+        )
     added = ["hydra.mode=RUN"]
     if not any(argument.startswith("hydra.run.dir=") for argument in arguments):
         added.append(f"hydra.run.dir={shared_folder(outer, RUNS)}")
@@ -112,7 +159,7 @@ def help_page() -> str:
         "  python -m dpexp [key=value ...]         one run",
         "  python -m dpexp -m key=a,b,c ...        a sweep over every combination",
         "",
-        "== Config groups ==  (group=option; any class of yours: group=custom group._target_=module.Class)",
+        "== Config groups ==  (group=option; a class of yours: group=custom group._target_=mod.Class)",
         "",
     ]
     sections: dict[str, list[str]] = {}
@@ -128,7 +175,7 @@ def help_page() -> str:
     lines += ["", "== Options of the strategy ==", "", *_nested_lines("parallel")]
     lines += ["", "== This config ==  (with the overrides given)", "", "$CONFIG", ""]
     lines += [
-        "Hydra's own flags: --hydra-help. Only print the config: --cfg job. Tab completion: see the README.",
+        "Print the config only: --cfg job. Hydra's own flags: --hydra-help. Tab completion: README.",
         "",
     ]
     return "\n".join(lines)
@@ -139,7 +186,9 @@ def _key_lines(name: str, doc: str) -> list[str]:
 
 
 def _nested_lines(name: str) -> list[str]:
-    return [f"  {name + '.' + spec.name:<34}{spec.metadata['doc']}" for spec in fields(NESTED[name])]
+    return [
+        f"  {name + '.' + spec.name:<34}{spec.metadata['doc']}" for spec in fields(NESTED[name])
+    ]
 
 
 def _experiments() -> list[str]:

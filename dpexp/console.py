@@ -12,11 +12,13 @@ from dpexp.errors import ConfigError
 from dpexp.records import RunResult
 
 
-def refuse(error: ConfigError) -> NoReturn:
+def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:
     """Show a refusal as one paragraph and end with status 1."""
     if env.full_errors():
-        traceback.print_exception(error)
-    print(f"dpexp: {error}", file=sys.stderr)
+        traceback.print_exception(cause or error)
+    outer = env.outer_launcher()
+    if outer is None or outer.rank == 0:  # all of torchrun's ranks come to the same refusal
+        print(f"dpexp: {error}", file=sys.stderr)
     sys.exit(1)
 
 
@@ -46,7 +48,7 @@ def show_run(result: RunResult, folder: Path) -> None:
 def show_cell(result: RunResult, folder: Path) -> None:
     """One line for a cell of a sweep that has just ended."""
     rate: Any = (result.throughput or {}).get("samples_per_s")
-    figure = f"{rate:,.0f} samples/s" if rate else (result.error.kind if result.error else "no figure")
-    print(f"{folder.name}: {result.status}, {figure}", file=sys.stderr)
+    figure = f", {rate:,.0f} samples/s" if rate else ""
+    print(f"{folder.name}: {result.status}{figure}", file=sys.stderr)
     if result.status == "failed":
         show_failure(result, folder)

@@ -15,6 +15,9 @@ RECORDED = (
     "SLURM_JOB_ID",
 )
 
+_HYDRA = "HYDRA_FULL_ERROR"
+_WANTED = "DPEXP_FULL_ERROR"
+
 
 @dataclass(frozen=True)
 class OuterLauncher:
@@ -70,9 +73,18 @@ def slurm_job() -> str | None:
     return os.environ.get("SLURM_JOB_ID") or None
 
 
+def take_over_hydra_errors() -> None:
+    """Let Hydra raise its errors instead of printing them, and remember what the user wanted.
+
+    HYDRA_FULL_ERROR=1 is Hydra's only switch for that.
+    """
+    os.environ.setdefault(_WANTED, os.environ.get(_HYDRA, "0"))
+    os.environ[_HYDRA] = "1"
+
+
 def full_errors() -> bool:
-    """Whether the user asked to see dpexp's own tracebacks (Hydra's switch for it)."""
-    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+    """Whether the user asked to see dpexp's own tracebacks (with Hydra's switch for it)."""
+    return os.environ.get(_WANTED, os.environ.get(_HYDRA)) == "1"
 
 
 def snapshot() -> dict[str, str]:

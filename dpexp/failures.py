@@ -20,8 +20,16 @@ from dpexp.parallel.replicas import ReplicaError
 from dpexp.plan import RunPlan
 from dpexp.records import ErrorRecord
 
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed",
-         "failed to connect", "Connection refused", "recvBytes failed", "NCCL communicator was aborted")  # fmt: skip
+_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "failed to connect",
+    "Connection refused",
+    "recvBytes failed",
+    "NCCL communicator was aborted",
+)
 _OWN = Path(dpexp.__file__).parent
 LOST_PEER = "LostPeer"  # ErrorRecord.type of a rank that failed because another one had left
 
@@ -31,9 +39,11 @@ def describe(error: BaseException, plan: RunPlan, rank: int, progress: Progress)
     step = progress.step if progress.step >= 0 else None
     full = "".join(traceback.format_exception(error))
     kind, name, message = _classify(error, plan, rank)
-    where = "" if step is None or kind in ("config", "interrupted", "nonfinite") else (
-        f" [rank {rank}, step {step}, {progress.phase}]"
-    )  # fmt: skip
+    where = (
+        ""
+        if step is None or kind in ("config", "interrupted", "nonfinite")
+        else (f" [rank {rank}, step {step}, {progress.phase}]")
+    )
     if kind == "user_error":
         message += _layer(error)
     frames = None if kind == "config" else user_frames(error)
@@ -62,7 +72,9 @@ def _is_user(filename: str) -> bool:
     )
 
 
-def _classify(error: BaseException, plan: RunPlan, rank: int) -> tuple[str, str, str]:
+def _classify(  # noqa: PLR0911  # a table of cases, one line each
+    error: BaseException, plan: RunPlan, rank: int
+) -> tuple[str, str, str]:
     inner = error.__cause__ if isinstance(error, (ReplicaError, UserCodeError)) else error
     name = type(inner or error).__name__
     if isinstance(inner, ConfigError):
@@ -78,10 +90,14 @@ def _classify(error: BaseException, plan: RunPlan, rank: int) -> tuple[str, str,
     text = str(error)
     if plan.num_processes > 1 and "Timed out" in text:
         limit = f"{plan.config.parallel.timeout_s:g} s"
-        return "hang", name, (
-            f"rank {rank} waited {limit} for another rank (parallel.timeout_s={limit[:-2]}): "
-            f"{_first_line(error)}"
-        )  # fmt: skip
+        return (
+            "hang",
+            name,
+            (
+                f"rank {rank} waited {limit} for another rank (parallel.timeout_s={limit[:-2]}): "
+                f"{_first_line(error)}"
+            ),
+        )
     if plan.num_processes > 1 and any(sign in text for sign in _LOST):
         return "crash", LOST_PEER, f"rank {rank} lost the connection to another rank"
     if isinstance(error, (ReplicaError, UserCodeError)):
@@ -103,7 +119,9 @@ def _layer(error: BaseException) -> str:
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and trace.tb_frame.f_code.co_name == "forward":
-            if root is None and not isinstance(owner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            if root is None and not isinstance(
+                owner, (nn.DataParallel, nn.parallel.DistributedDataParallel)
+            ):
                 root = owner
             layer, frame_of_layer = owner, trace.tb_frame
         trace = trace.tb_next

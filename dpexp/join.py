@@ -29,9 +29,10 @@ def shared_folder(outer: env.OuterLauncher, base: str) -> str:
         return str(Path(base) / outer.run_id)
     started = time.localtime(agent.create_time())
     return str(
-        Path(base) / time.strftime("%Y-%m-%d", started)
+        Path(base)
+        / time.strftime("%Y-%m-%d", started)
         / f"{time.strftime('%H-%M-%S', started)}-{agent.pid:x}"
-    )  # fmt: skip
+    )
 
 
 def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:

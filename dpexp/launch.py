@@ -9,12 +9,13 @@ import signal
 import socket
 import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import final
+from typing import Any, cast, final
 
-from torch.distributed import TCPStore
+import torch.distributed
 from torch.distributed.elastic.agent.server.api import RunResult as AgentResult
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -57,7 +58,6 @@ def launch(job: RankJob, user_dir: Path) -> RunResult:
         LaunchInterruptedError: SIGINT, SIGTERM or SIGHUP came; no rank is left.
     """
     quiet_torch()
-    server.start()
     variables = {**_network_variables(), **env.snapshot()}
     with tempfile.TemporaryDirectory(prefix="dpexp-") as name, _signals_restored():
         scratch = Path(name)
@@ -72,7 +72,7 @@ def launch(job: RankJob, user_dir: Path) -> RunResult:
             failed = without_steps(job.plan, job.environment, "interrupted", error)
             raise LaunchInterruptedError(int(stop.sigval), failed) from None
         if not ended.is_failed():
-            return ended.return_values[0]  # type: ignore[no-any-return]
+            return cast(RunResult, ended.return_values[0])
         error = _root_cause(_read_records(scratch), agent.exit_codes)
         return without_steps(job.plan, job.environment, "failed", error)
 
@@ -91,10 +91,14 @@ class _Loopback(StaticTCPRendezvous):
         listener.bind((LOOPBACK, 0))
         listener.listen(1024)
         port = listener.getsockname()[1]
-        store = TCPStore(
-            LOOPBACK, port, is_master=True, wait_for_workers=False,
-            master_listen_fd=listener.detach(), timeout=self.timeout,
-        )  # fmt: skip
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            LOOPBACK,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            timeout=self.timeout,
+        )
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
 
 
@@ -114,6 +118,18 @@ class _Agent(LocalElasticAgent):
         )
         # Exit codes of the ranks that had ended by themselves when a failure was first seen.
         self.exit_codes: dict[int, int] = {}
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        # multiprocessing would import the main program again in each rank: that fails for one
+        # read from stdin, and runs a script that has no `if __name__ == "__main__"` once more.
+        # Nothing here needs it, since targets come from importable modules.
+        hidden = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            started: dict[int, Any] = super()._start_workers(worker_group)
+            return started
+        finally:
+            sys.modules["__main__"] = hidden
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> AgentResult:
         codes = self._ended_processes()
@@ -183,7 +199,9 @@ def _root_cause(records: dict[int, ErrorRecord], codes: dict[int, int]) -> Error
     their connection to it. Next come errors of a rank's own; last, lost connections.
     """
     silent = {rank: code for rank, code in codes.items() if rank not in records}
-    own = [r for r in records.values() if r.type != LOST_PEER and r.kind not in ("interrupted", "hang")]
+    own = [
+        r for r in records.values() if r.type != LOST_PEER and r.kind not in ("interrupted", "hang")
+    ]
     if own:
         return own[0]
     if silent:
@@ -202,4 +220,3 @@ def _silent_end(number: int, code: int) -> ErrorRecord:
         return ErrorRecord("crash", name, f"rank {number} was killed by {name}{hint}", number)
     text = f"rank {number} ended with exit status {code} before it was done (os._exit?)"
     return ErrorRecord("crash", f"exit {code}", text, number)
-

@@ -16,14 +16,21 @@ from multiprocessing.connection import wait
 from typing import Any, final
 
 GRACE_S = 3.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Interrupted(BaseException):  # noqa: N818
+class Interrupted(BaseException):
     """A signal asked this rank to stop. Not an Exception: user code must not catch it."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
         super().__init__(f"stopped by {signal.Signals(signum).name}")
+
+
+def stop_listening() -> None:
+    """From here on this rank ends by itself; being told again must not interrupt that."""
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 @final
@@ -38,15 +45,14 @@ class Lifeline:
         receive, send = socket.socketpair()
         send.setblocking(False)
         signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for signum in STOP_SIGNALS:
             signal.signal(signum, self._on_signal)
         # `send` must stay open as long as the process lives.
         self._sockets = (receive, send)
         threading.Thread(target=self._watch, name="dpexp-lifeline", daemon=True).start()
 
     def _on_signal(self, signum: int, _frame: Any) -> None:
-        for later in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(later, signal.SIG_IGN)  # the unwinding must not be interrupted again
+        stop_listening()
         raise Interrupted(signum)
 
     def _watch(self) -> None:

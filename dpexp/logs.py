@@ -64,6 +64,7 @@ def close_log(handlers: list[logging.Handler]) -> None:
 
 def quiet_torch() -> None:
     """Keep the launcher's own narration off the console: its outcome is reported by dpexp."""
-    for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torch.distributed"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-
+    # Each of torch's loggers has a level and handlers of its own, so each is told.
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)

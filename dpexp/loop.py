@@ -84,10 +84,26 @@ def run_steps(
             if shapes.on_batch is not None:
                 shapes.on_batch(inputs, output, global_rows)
             del output, fetched, inputs
-            marks = [begin, after_data, after_transfer, after_forward, after_backward, after_optimizer]
-            recorder.add(Row(batch.step, batch.epoch, global_rows, rows, marks,
-                             tuple(strategy.parts), None if loss is None else loss.detach(),
-                             peak_resident_bytes()))  # fmt: skip
+            marks = [
+                begin,
+                after_data,
+                after_transfer,
+                after_forward,
+                after_backward,
+                after_optimizer,
+            ]
+            recorder.add(
+                Row(
+                    batch.step,
+                    batch.epoch,
+                    global_rows,
+                    rows,
+                    marks,
+                    tuple(strategy.parts),
+                    None if loss is None else loss.detach(),
+                    peak_resident_bytes(),
+                )
+            )
             begin = mark()
             marks.append(begin)
 

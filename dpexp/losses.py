@@ -42,10 +42,12 @@ def _output(output: Any, _target: Any) -> torch.Tensor:
     value = getattr(value, "loss", value)
     if not isinstance(value, torch.Tensor) or value.dim() > 1:
         raise ConfigError(
-            "loss", "output", "there is no target and the model's output is not a loss: it is "
-            f"{_what(value)}", allowed="a 0-dim tensor, or a dict with the entry 'loss'",
+            "loss",
+            "output",
+            f"there is no target and the model's output is not a loss: it is {_what(value)}",
+            allowed="a 0-dim tensor, or a dict with the entry 'loss'",
             fix="a dataset of (input, target) rows, or a model that returns its loss",
-        )  # fmt: skip
+        )
     return value
 
 
@@ -54,9 +56,12 @@ def _mse(output: Any, target: Any) -> torch.Tensor:
     if not isinstance(output, torch.Tensor) or output.shape != target.shape:
         # torch would broadcast [30, 2] against [30] and average over pairs that mean nothing.
         raise ConfigError(
-            "loss", "mse", f"the model's output is {_what(output)}, the target {_what(target)}",
-            allowed="equal shapes", fix="a model whose output has the target's shape",
-        )  # fmt: skip
+            "loss",
+            "mse",
+            f"the model's output is {_what(output)}, the target {_what(target)}",
+            allowed="equal shapes",
+            fix="a model whose output has the target's shape",
+        )
     return functional.mse_loss(output, target)
 
 
@@ -68,17 +73,21 @@ def _cross_entropy(output: Any, target: Any) -> torch.Tensor:
 def _need_target(name: str, target: Any) -> None:
     if target is None:
         raise ConfigError(
-            "loss", name, "needs a target, but the dataset gives inputs only",
+            "loss",
+            name,
+            "needs a target, but the dataset gives inputs only",
             fix="a dataset of (input, target) rows (dataset.targets=2 for dataset=random)",
-        )  # fmt: skip
+        )
 
 
 def _scalar(value: Any, loss: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or value.dim() > 0:
         raise ConfigError(
-            "loss", loss, f"must give the mean over the rows as a 0-dim tensor, not {_what(value)}",
+            "loss",
+            loss,
+            f"must give the mean over the rows as a 0-dim tensor, not {_what(value)}",
             fix="reduction: mean",
-        )  # fmt: skip
+        )
     return value
 
 

@@ -1,23 +1,17 @@
 """From config and hardware facts to a :class:`RunPlan`, or a refusal. Pure; no torch.
 
-:func:`check` needs the config alone, so a mistake in it is found without importing torch;
-:func:`make_plan` also needs to know the hardware. Nothing is ever changed into something else:
-a contradiction is an error that names the key, the value and the way out.
+Nothing is ever changed into something else: a contradiction is an error that names the key, the
+value and the way out. What can be judged without the hardware is in check.py.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from dpexp.config import Config, Scaling, StrategyName, Task
 from dpexp.errors import ConfigError
 from dpexp.schedule import chunk_sizes
+from dpexp.schema import Config, Scaling, StrategyName, Task
 
-ACCELERATORS = ("cuda", "mps", "xpu")
-DEVICE_FORMS = "auto, cpu, cuda, cuda:<i>, mps, xpu (no spaces, lower case)"
-_DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:(0|[1-9][0-9]*))?")
-MAX_DEVICES = 1024
 # Strategies that spread one run over several processes, and what else they may not be.
 ONE_PROCESS = (StrategyName.none, StrategyName.dp)
 
@@ -64,66 +58,11 @@ class RunPlan:
         return f"{self.device_type}:{self.first_index + rank}"
 
 
-def check(config: Config) -> None:
-    """Refuse what is wrong whatever the hardware.
-
-    Raises:
-        ConfigError: see the message.
-    """
-    _check_device_string(config.device)
-    asked = config.num_devices
-    # bool is an int in Python; num_devices=true is a mistake all the same.
-    counts = type(asked) is int and 1 <= asked <= MAX_DEVICES
-    if asked != "auto" and not counts:
-        raise ConfigError(
-            "num_devices",
-            config.num_devices,
-            "is not a number of devices",
-            allowed=f"auto, or a whole number from 1 to {MAX_DEVICES}",
-            fix="num_devices=2",
-        )
-    minima = {
-        "batch_size": (config.batch_size, 1),
-        "epochs": (config.epochs, 1),
-        "warmup_steps": (config.warmup_steps, 0),
-        "loader.workers": (config.loader.workers, 0),
-        "shapes.depth": (config.shapes.depth, 0),
-        "seed": (config.seed, 0),
-    }
-    for key, (value, least) in minima.items():
-        if value is not None and value < least:
-            raise ConfigError(
-                key, value, "is too small", allowed=f"{least} or more", fix=f"{key}={max(least, 1)}"
-            )
-    if config.steps is not None and config.steps < 1:
-        raise ConfigError(
-            "steps",
-            config.steps,
-            f"nothing would be left to do: {config.steps} steps",
-            allowed="1 or more, or null for whole epochs",
-            fix="steps=null",
-        )
-    if config.epochs is None and config.steps is None:
-        raise ConfigError(
-            "epochs", None, "epochs and steps are both null, so the run would never end", fix="epochs=1"
-        )
-    if not 0 < config.parallel.timeout_s < 7 * 24 * 3600:
-        raise ConfigError(
-            "parallel.timeout_s",
-            config.parallel.timeout_s,
-            "is not a time-out",
-            allowed="more than 0 seconds, less than a week",
-            fix="parallel.timeout_s=300",
-        )
-    _check_options(config)
-    _check_loss(config)
-
-
 def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -> RunPlan:
     """Decide devices, processes, threads and batch sizes.
 
     Args:
-        config: already accepted by :func:`check`.
+        config: already accepted by :func:`dpexp.check.check`.
         facts: of the machine the run is for.
         in_sweep: a cell of a sweep's grid; a combination without meaning is then skipped.
 
@@ -140,9 +79,9 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
         raise ConfigError(
             "num_devices",
             config.num_devices,
-            f"torchrun started {facts.outer_world_size} processes, but parallel={strategy.value} with "
+            f"torchrun started {facts.outer_world_size} processes, parallel={strategy.value} with "
             f"{num_devices} devices needs {num_processes}",
-            fix=f"torchrun --nproc-per-node {num_processes}, or num_devices={facts.outer_world_size}",
+            fix=f"torchrun --nproc-per-node {num_processes} or num_devices={facts.outer_world_size}",
         )
     batch_rows = config.batch_size * (num_devices if config.scaling is Scaling.weak else 1)
     emulated = strategy is StrategyName.dp and device_type == "cpu"
@@ -166,7 +105,11 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
 
 
 def resolve_num_devices(
-    asked: int | str, strategy: StrategyName, device_type: str, first_index: int, facts: HardwareFacts
+    asked: int | str,
+    strategy: StrategyName,
+    device_type: str,
+    first_index: int,
+    facts: HardwareFacts,
 ) -> int:
     """`num_devices` with ``auto`` replaced by what the machine has (1 for `none`)."""
     if isinstance(asked, int):
@@ -184,65 +127,12 @@ def device_type_of(device: str, facts: HardwareFacts) -> str:
     """The type a valid device string stands for on this machine (not checked to exist)."""
     if device == "auto":
         return facts.accelerator or "cpu"
-    return device.split(":")[0]
-
-
-def _check_device_string(device: object) -> None:
-    if not isinstance(device, str) or not _DEVICE.fullmatch(device):
-        close = str(device).replace(" ", "").lower()
-        fix = f"device={close}" if _DEVICE.fullmatch(close) else "device=auto"
-        raise ConfigError(
-            "device", device, "is not a device string", allowed=DEVICE_FORMS, fix=fix
-        )
-
-
-def _check_options(config: Config) -> None:
-    options = config.parallel
-    if options.strategy is StrategyName.ddp:
-        missing = [
-            name
-            for name in ("backend", "bucket_cap_mb", "find_unused_parameters", "static_graph",
-                         "gradient_as_bucket_view", "broadcast_buffers")
-            if getattr(options, name) is None
-        ]  # fmt: skip
-        if missing:
-            raise ConfigError(
-                f"parallel.{missing[0]}", None, "ddp needs a value", fix="parallel=ddp"
-            )
-        if options.bucket_cap_mb is not None and options.bucket_cap_mb <= 0:
-            raise ConfigError(
-                "parallel.bucket_cap_mb", options.bucket_cap_mb, "must be more than 0 MiB",
-                fix="parallel.bucket_cap_mb=25",
-            )  # fmt: skip
-        return
-    for name in ("backend", "bucket_cap_mb", "find_unused_parameters", "static_graph",
-                 "gradient_as_bucket_view", "broadcast_buffers"):  # fmt: skip
-        if getattr(options, name) is not None:
-            raise ConfigError(
-                f"parallel.{name}",
-                getattr(options, name),
-                f"is an option of ddp, not of {options.strategy.value}",
-                fix="parallel=ddp",
-            )
-
-
-def _check_loss(config: Config) -> None:
-    names = ("auto", "mse", "cross_entropy", "output")
-    named = isinstance(config.loss, str) and config.loss in names
-    node = isinstance(config.loss, dict) and isinstance(config.loss.get("_target_"), str)
-    if not (named or node):
-        raise ConfigError(
-            "loss",
-            config.loss,
-            "is not a loss",
-            allowed=", ".join(names) + ", or a node with a _target_",
-            fix="'loss={_target_: torch.nn.L1Loss}'",
-        )
+    return device.split(":", maxsplit=1)[0]
 
 
 def _device(config: Config, facts: HardwareFacts) -> tuple[str, int]:
     device_type = device_type_of(config.device, facts)
-    if device_type != "cpu" and facts.accelerator != device_type:
+    if device_type not in ("cpu", facts.accelerator):
         seen = facts.accelerator or "no accelerator"
         raise ConfigError(
             "device",
@@ -270,20 +160,29 @@ def _check_count(
     if strategy is StrategyName.none and count != 1:
         kind = SkippedCellError if in_sweep else ConfigError
         raise kind(
-            "num_devices", count, "parallel=none uses one device", fix="num_devices=1, or parallel=dp"
+            "num_devices",
+            count,
+            "parallel=none uses one device",
+            fix="num_devices=1, or parallel=dp",
         )
     if device_type == "cpu":
         return
     if device_type == "mps" and strategy is not StrategyName.none:
         raise ConfigError(
-            "parallel", strategy.value, "torch has neither DataParallel nor a collective library "
-            "for mps", allowed="none on mps", fix="parallel=none, or device=cpu",
-        )  # fmt: skip
+            "parallel",
+            strategy.value,
+            "torch has neither DataParallel nor a collective library for mps",
+            allowed="none on mps",
+            fix="parallel=none, or device=cpu",
+        )
     if device_type == "xpu" and strategy is not StrategyName.none:
         raise ConfigError(
-            "parallel", strategy.value, "dpexp uses one xpu device at most",
-            allowed="none on xpu", fix="parallel=none, or device=cpu",
-        )  # fmt: skip
+            "parallel",
+            strategy.value,
+            "dpexp uses one xpu device at most",
+            allowed="none on xpu",
+            fix="parallel=none, or device=cpu",
+        )
     if first + count > facts.num_accelerators:
         raise ConfigError(
             "num_devices",
@@ -316,7 +215,8 @@ def _notes(
     notes = []
     if device_type == "cpu" and num_devices > facts.cores:
         notes.append(
-            f"{num_devices} devices share {facts.cores} cores: their times include waiting for a core"
+            f"{num_devices} devices share {facts.cores} cores: "
+            "their times include waiting for a core"
         )
     chunks = chunk_sizes(batch_rows, num_devices)
     if batch_rows % num_devices:

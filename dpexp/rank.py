@@ -16,14 +16,10 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, final
 
-# DistributedDataParallel's constructor imports this (over 800 modules): here once, not per rank.
-import torch._dynamo  # noqa: F401
-import torch.distributed
-
 from dpexp import env
 from dpexp.failures import describe
 from dpexp.files import write_whole
-from dpexp.lifeline import Interrupted, Lifeline
+from dpexp.lifeline import Interrupted, Lifeline, stop_listening
 from dpexp.logs import close_log, open_log
 from dpexp.loop import Progress
 from dpexp.records import ErrorRecord, RunResult
@@ -32,8 +28,16 @@ from dpexp.worker import RankJob, run_rank
 log = logging.getLogger(__name__)
 
 # Set by the elastic agent for each rank; they win over the launching process's own.
-_AGENT_PREFIXES = ("RANK", "LOCAL_", "ROLE_", "GROUP_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_",
-                   "TORCH_NCCL_ASYNC_ERROR_HANDLING")  # fmt: skip
+_AGENT_PREFIXES = (
+    "RANK",
+    "LOCAL_",
+    "ROLE_",
+    "GROUP_",
+    "WORLD_SIZE",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
 
 
 @final
@@ -100,6 +104,7 @@ def guarded(job: RankJob, rank: int, keep: Any) -> RunResult | None:
     try:
         result = run_rank(job, rank, progress)
     except BaseException as error:  # noqa: BLE001  # sys.exit in user code is a failure too
+        stop_listening()
         record = describe(error, job.plan, rank, progress)
         detail = record.message if record.kind == "config" else record.traceback
         log.error("%s", detail, extra={"file_only": True})

@@ -89,6 +89,8 @@ class Recorder:
             NonFiniteLossError: a loss is NaN or infinite; everything up to it is written.
         """
         rows, self._rows = self._rows, []
+        if not rows:
+            return  # every rank has the same steps, so none of them waits for this one
         began_s = timing.now_s()
         self._clock.settle()
         losses = self._losses(rows, together)
@@ -150,11 +152,25 @@ class Recorder:
             parts = [seconds(*pair) for pair in row.parts]
         if row.global_rows not in self._chunks:
             self._chunks[row.global_rows] = chunk_sizes(row.global_rows, self._plan.num_devices)
+        phases: dict[str, Any] = {
+            f"{phase}_s": span for phase, span in zip(PHASES, spans, strict=True)
+        }
+        dp_parts: dict[str, Any] = {
+            f"{part}_s": span for part, span in zip(DP_PARTS, parts, strict=True)
+        }
         return StepRecord(
-            row.step, row.epoch, row.step < self._plan.config.warmup_steps, row.global_rows,
-            row.rows, seconds(marks[0], marks[-1]), *spans, *parts, loss, row.peak_bytes,
-            self._chunks[row.global_rows],
-        )  # fmt: skip
+            step=row.step,
+            epoch=row.epoch,
+            warmup=row.step < self._plan.config.warmup_steps,
+            global_rows=row.global_rows,
+            rows=row.rows,
+            step_s=seconds(marks[0], marks[-1]),
+            **phases,
+            **dp_parts,
+            loss=loss,
+            peak_bytes=row.peak_bytes,
+            replica_rows=self._chunks[row.global_rows],
+        )
 
     def _account(self, records: list[StepRecord]) -> None:
         for record in records:

@@ -18,9 +18,7 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
     """
     slowest = max(ranks, key=lambda rank: rank.wall_s)
     first = ranks[0]
-    samples_per_s = (
-        first.measured_global_rows / slowest.wall_s if slowest.wall_s > 0 else None
-    )
+    samples_per_s = first.measured_global_rows / slowest.wall_s if slowest.wall_s > 0 else None
     return RunResult(
         status="ok",
         **facts_of(plan, environment),
@@ -34,7 +32,7 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         timing_rank=slowest.rank,
         throughput={
             "samples_per_s": samples_per_s,
-            "samples_per_s_per_device": None if samples_per_s is None else samples_per_s / plan.num_devices,
+            "samples_per_s_per_device": samples_per_s and samples_per_s / plan.num_devices,
             "samples_measured": first.measured_global_rows,
             "wall_s": slowest.wall_s,
         },
@@ -50,7 +48,7 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         model=first.model,
         ranks=[_rank_facts(rank) for rank in ranks],
         notes=list(dict.fromkeys([*plan.notes, *(n for rank in ranks for n in rank.notes)])),
-    )  # fmt: skip
+    )
 
 
 def without_steps(

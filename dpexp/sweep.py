@@ -1,4 +1,4 @@
-"""Hydra's callback: refuses a bad config before a folder is made, and ends a sweep with a report."""
+"""Hydra's callback: refuses a bad config before a folder is made, ends a sweep with a report."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from dpexp.cell import claim_folder
+from dpexp.check import check
 from dpexp.config import load
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
-from dpexp.plan import check
 
 
 @final

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any, final
 
 from dpexp.batches import Inputs
-from dpexp.config import StrategyName
 from dpexp.plan import RunPlan
+from dpexp.schema import StrategyName
 from dpexp.shapes import ShapeLog, call_shape, shape_of, show_size
 
 log = logging.getLogger(__name__)
@@ -60,5 +61,7 @@ def _with_rows(shape: Any, rows: int) -> Any:
 
 
 def _say(line: str, tags: str) -> None:
-    print(line, flush=True)
+    # One write a line, newline included: several ranks share the console.
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
     log.info("%s%s", line, tags, extra={"file_only": True})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +18,9 @@ from omegaconf import OmegaConf
 from dpexp.batches import fetch_all, rows_in, seed_all, seed_of_rank
 from dpexp.build import build, build_model, build_optimizer
 from dpexp.comm import Comm, connect
-from dpexp.config import Task, to_plain
+from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
-from dpexp.errors import ConfigError
+from dpexp.errors import ConfigError, NonFiniteLossError
 from dpexp.loop import Progress, run_steps
 from dpexp.losses import Loss, make_loss
 from dpexp.parallel import Context, make_strategy
@@ -28,11 +29,15 @@ from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble
 from dpexp.schedule import Schedule
+from dpexp.schema import Task
 from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import CsvSink, ProgressSink, Sink, TensorBoardSink, write_shapes
 from dpexp.sinks.tensorboard import code_block
 from dpexp.timing import make_clock
 from dpexp.tutorial import TutorialPrinter
+
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class RankJob:
@@ -83,8 +88,12 @@ def _measure(
     schedule = make_schedule(plan, rows_in(dataset))
     notes = _schedule_notes(plan, schedule)
     batches = fetch_all(
-        dataset, schedule, strategy.choose_rows, config.loader.workers, seed_of_rank(config.seed, rank)
-    )  # fmt: skip
+        dataset,
+        schedule,
+        strategy.choose_rows,
+        config.loader.workers,
+        seed_of_rank(config.seed, rank),
+    )
 
     seed_all(config.seed)  # again, so that the weights do not depend on the dataset's draws
     model = build_model(config.model, device)
@@ -99,9 +108,16 @@ def _measure(
         recorder = Recorder(plan, comm, clock, sinks)
         with watch_submodules(model, config.shapes.depth, shapes), _flushed(recorder):
             run_steps(
-                batches, strategy, clock, recorder, shapes, progress,
-                config.forward_kwargs, loss_of, optimizer,
-            )  # fmt: skip
+                batches,
+                strategy,
+                clock,
+                recorder,
+                shapes,
+                progress,
+                config.forward_kwargs,
+                loss_of,
+                optimizer,
+            )
     progress.phase = "finish"
     if rank == 0:
         facts["final_sha256"] = fingerprint(model)
@@ -119,14 +135,21 @@ def make_schedule(plan: RunPlan, num_rows: int) -> Schedule:
     """
     config = plan.config
     schedule = Schedule(
-        num_rows, plan.batch_rows, config.epochs, config.steps, config.drop_last, config.shuffle,
+        num_rows,
+        plan.batch_rows,
+        config.epochs,
+        config.steps,
+        config.drop_last,
+        config.shuffle,
         config.seed,
-    )  # fmt: skip
+    )
     if len(schedule) == 0:
         raise ConfigError(
-            "drop_last", config.drop_last, f"nothing is left to do: the {num_rows} rows make no whole "
-            f"batch of {plan.batch_rows}", fix=f"drop_last=false, or batch_size={num_rows}",
-        )  # fmt: skip
+            "drop_last",
+            config.drop_last,
+            f"nothing is left to do: the {num_rows} rows make no whole batch of {plan.batch_rows}",
+            fix=f"drop_last=false, or batch_size={num_rows}",
+        )
     return schedule
 
 
@@ -155,7 +178,9 @@ def save_weights(model: torch.nn.Module, path: Path) -> None:
 def _sinks(job: RankJob, comm: Comm, board: Sink | None, steps: int) -> Iterator[list[Sink]]:
     """This rank's sinks. The event file stays open: the run's summary goes there at the end."""
     table = CsvSink(job.folder / f"steps.rank{comm.rank}.csv", job.plan.num_devices)
-    sinks: list[Sink] = [table] if board is None else [table, board, ProgressSink(job.plan.label, steps)]
+    sinks: list[Sink] = (
+        [table] if board is None else [table, board, ProgressSink(job.plan.label, steps)]
+    )
     try:
         yield sinks
     finally:
@@ -170,8 +195,13 @@ def _flushed(recorder: Recorder) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        recorder.flush(together=False)
-        raise
+        try:
+            recorder.flush(together=False)
+        except NonFiniteLossError as found:
+            log.warning("%s, before the run ended for another reason", found)
+        except Exception:
+            log.exception("the last steps could not be written")
+        raise  # the reason why the steps ended, not what writing them met
 
 
 def _training(
@@ -209,9 +239,14 @@ def _model_facts(model: torch.nn.Module, rank: int) -> dict[str, Any]:
 
 
 def _rank_result(
-    plan: RunPlan, recorder: Recorder, shapes: ShapeLog, rank: int, device: str,
-    notes: tuple[str, ...], facts: dict[str, Any],
-) -> RankResult:  # fmt: skip
+    plan: RunPlan,
+    recorder: Recorder,
+    shapes: ShapeLog,
+    rank: int,
+    device: str,
+    notes: tuple[str, ...],
+    facts: dict[str, Any],
+) -> RankResult:
     return RankResult(
         rank=rank,
         steps=recorder.steps,
@@ -235,4 +270,3 @@ def _rank_result(
 
 def _yaml(plain: dict[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(plain))
-

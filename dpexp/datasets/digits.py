@@ -30,9 +30,11 @@ def digits(flatten: bool) -> Rows:
     found = next((file for file in files if file.exists()), None)
     if found is None:
         raise ConfigError(
-            "dataset", "digits", "needs scikit-learn, which is not installed",
+            "dataset",
+            "digits",
+            "needs scikit-learn, which is not installed",
             fix='pip install "dpexp[digits]"',
-        )  # fmt: skip
+        )
     table = np.loadtxt(found, delimiter=",", dtype=np.float32)
     images = torch.from_numpy(table[:, :-1] / 16.0)  # pixels are 0..16
     if not flatten:

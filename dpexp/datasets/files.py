@@ -32,9 +32,11 @@ def tensors(path: str, inputs: str | None, target: str | None) -> Rows:
     file = Path(path).expanduser()
     if file.suffix not in SUFFIXES:
         raise ConfigError(
-            "dataset.path", path, "is not a kind of file that can be read",
+            "dataset.path",
+            path,
+            "is not a kind of file that can be read",
             allowed=", ".join(SUFFIXES),
-        )  # fmt: skip
+        )
     if not file.is_file():
         raise ConfigError("dataset.path", path, f"there is no such file in {Path.cwd()}")
     arrays = _read(file, path)
@@ -52,9 +54,11 @@ def _read(file: Path, path: str) -> dict[str, torch.Tensor]:
     except (ValueError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            "dataset.path", path, f"cannot be read as {file.suffix}: {first}",
+            "dataset.path",
+            path,
+            f"cannot be read as {file.suffix}: {first}",
             allowed="plain arrays and tensors; nothing that has to be unpickled",
-        ) from error  # fmt: skip
+        ) from error
     if isinstance(loaded, torch.Tensor):
         loaded = {"0": loaded}
     if isinstance(loaded, (tuple, list)):
@@ -77,9 +81,11 @@ def _load(file: Path) -> Any:
             from safetensors.torch import load_file
         except ImportError as error:
             raise ConfigError(
-                "dataset.path", str(file), "needs the safetensors package",
+                "dataset.path",
+                str(file),
+                "needs the safetensors package",
                 fix='pip install "dpexp[safetensors]"',
-            ) from error  # fmt: skip
+            ) from error
         return load_file(file)
     loaded = np.load(file, allow_pickle=False)
     if file.suffix == ".npy":

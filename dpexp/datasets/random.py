@@ -18,8 +18,10 @@ def random_rows(rows: int, features: int, targets: int, seed: int) -> Rows:
         seed: of the generator.
     """
     for key, value, least in (
-        ("rows", rows, 0), ("features", features, 1), ("targets", targets, 0),
-    ):  # fmt: skip
+        ("rows", rows, 0),
+        ("features", features, 1),
+        ("targets", targets, 0),
+    ):
         if value < least:
             raise ConfigError(f"dataset.{key}", value, "is too small", allowed=f"{least} or more")
     generator = torch.Generator().manual_seed(seed)

@@ -16,9 +16,11 @@ def cnn(in_channels: int, channels: Sequence[int], classes: int) -> nn.Module:
     """
     if not channels or min(*channels, in_channels, classes) < 1:
         raise ConfigError(
-            "model.channels", list(channels), "needs one positive width per convolution",
+            "model.channels",
+            list(channels),
+            "needs one positive width per convolution",
             fix="model.channels=[16,32]",
-        )  # fmt: skip
+        )
     layers: list[nn.Module] = []
     for before, after in zip([in_channels, *channels], channels, strict=False):
         layers += [nn.Conv2d(before, after, kernel_size=3, padding=1), nn.ReLU()]

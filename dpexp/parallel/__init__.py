@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dpexp.config import StrategyName
 from dpexp.parallel.base import Context, Strategy
 from dpexp.parallel.ddp import DistributedDataParallel
 from dpexp.parallel.dp import DataParallel
 from dpexp.parallel.none import SingleDevice
+from dpexp.schema import StrategyName
 
 
 def make_strategy(name: StrategyName, context: Context) -> Strategy:

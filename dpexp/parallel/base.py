@@ -83,7 +83,7 @@ class Strategy(ABC):
             move(inputs.target, self.device),
         )
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # nothing to let go of is a valid answer
         """Let go of the model, threads and hooks."""
 
     def _noted(self, model: nn.Module, inputs: Inputs) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, final
 
 import torch
@@ -27,15 +28,18 @@ class DistributedDataParallel(Strategy):
             # torch refuses to wrap it, and there is no gradient to synchronise.
             self._model = model
             return
-        self._model = TorchDDP(
-            model,
-            device_ids=None if self.device.type == "cpu" else [self.device],
-            bucket_cap_mb=options.bucket_cap_mb,
-            find_unused_parameters=bool(options.find_unused_parameters),
-            static_graph=bool(options.static_graph),
-            gradient_as_bucket_view=bool(options.gradient_as_bucket_view),
-            broadcast_buffers=bool(options.broadcast_buffers),
-        )
+        with warnings.catch_warnings():
+            # Deprecated since 2.13 in favour of a name that earlier versions do not know.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            self._model = TorchDDP(
+                model,
+                device_ids=None if self.device.type == "cpu" else [self.device],
+                bucket_cap_mb=options.bucket_cap_mb,
+                find_unused_parameters=bool(options.find_unused_parameters),
+                static_graph=bool(options.static_graph),
+                gradient_as_bucket_view=bool(options.gradient_as_bucket_view),
+                broadcast_buffers=bool(options.broadcast_buffers),
+            )
 
     def choose_rows(self, rows: Indices) -> Indices:
         own = chunk_of(rows, self.comm.rank, self.comm.world_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import nn
@@ -31,7 +31,12 @@ class DataParallel(Strategy):
             VirtualDevices(count, self.plan.threads_per_replica) if self.plan.emulated else None
         )
         self._model = MeasuredDataParallel(
-            model, list(range(first, first + count)), self._virtual, self.clock, self.shapes, self.parts
+            model,
+            list(range(first, first + count)),
+            self._virtual,
+            self.clock,
+            self.shapes,
+            self.parts,
         )
 
     def choose_rows(self, rows: Indices) -> Indices:
@@ -47,10 +52,12 @@ class DataParallel(Strategy):
         for shape in leading_sizes((inputs.args, inputs.kwargs)):
             if len(shape) and shape[0] != rows:
                 raise ConfigError(
-                    "parallel", "dp", f"cuts every input along its first dimension, but one has "
+                    "parallel",
+                    "dp",
+                    f"cuts every input along its first dimension, but one has "
                     f"shape {list(shape)} in a batch of {rows} rows",
                     fix="make the batch the first dimension of every tensor, or parallel=none",
-                )  # fmt: skip
+                )
         return self._model(*inputs.args, **inputs.kwargs)
 
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
@@ -125,7 +132,8 @@ class MeasuredDataParallel(nn.DataParallel[nn.Module]):
         start = self._clock.mark()
         calls = [_Call(index, replica, self._shapes) for index, replica in enumerate(replicas)]
         if self._virtual is None:
-            outputs = super().parallel_apply(calls, inputs, kwargs)
+            # torch only calls them; they need not be modules
+            outputs = super().parallel_apply(cast(Any, calls), inputs, kwargs)
         else:
             outputs = self._virtual.parallel_apply(calls, inputs, kwargs)
         self._parts.append((start, self._clock.mark()))

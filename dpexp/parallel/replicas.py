@@ -57,8 +57,9 @@ def check_gatherable(output: Any, path: str = "output") -> None:
             check_gatherable(entry, f"{path}[{index}]")
     else:
         raise ConfigError(
-            "parallel", "dp", f"nn.DataParallel cannot gather {path}, which is of type "
-            f"{type(output).__name__}",
+            "parallel",
+            "dp",
+            f"nn.DataParallel cannot gather {path}, which is of type {type(output).__name__}",
             allowed="tensors and None, in dicts, tuples, named tuples and lists",
             fix="parallel=ddp, or let the model return tensors",
-        )  # fmt: skip
+        )

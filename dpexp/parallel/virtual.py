@@ -95,7 +95,9 @@ def _split(value: Any, count: int) -> list[Any]:
     if isinstance(value, torch.Tensor):
         return list(value.chunk(count))
     if isinstance(value, (tuple, list)) and value:
-        return [_like(value, part) for part in zip(*(_split(v, count) for v in value), strict=False)]
+        return [
+            _like(value, part) for part in zip(*(_split(v, count) for v in value), strict=False)
+        ]
     if isinstance(value, dict) and value:
         parts = zip(*(_split(entry, count) for entry in value.values()), strict=False)
         return [type(value)(zip(value, part, strict=True)) for part in parts]
@@ -159,15 +161,16 @@ def _replicate(model: nn.Module, count: int, detach: bool) -> list[nn.Module]:
     return replicas
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    twin = module._replicate_for_data_parallel()  # shallow: plain attributes are shared
-    twin._former_parameters = OrderedDict()  # type: ignore[assignment]  # as torch's replicas have
+def _twin(module: nn.Module) -> Any:
+    copy_shallow: Any = module._replicate_for_data_parallel  # plain attributes are shared
+    twin = copy_shallow()
+    twin._former_parameters = OrderedDict()  # as torch's own replicas have
     return twin
 
 
 def _fill(
     module: nn.Module,
-    twin: nn.Module,
+    twin: Any,
     twins: dict[int, nn.Module],
     values: dict[int, torch.Tensor],
 ) -> None:
@@ -179,6 +182,6 @@ def _fill(
             twin._parameters[name] = None
         else:
             setattr(twin, name, values[id(parameter)])
-            twin._former_parameters[name] = values[id(parameter)]  # type: ignore[operator,index]
+            twin._former_parameters[name] = values[id(parameter)]
     for name, buffer in module._buffers.items():
         twin._buffers[name] = None if buffer is None else values[id(buffer)]

@@ -38,7 +38,7 @@ def build(folder: Path, overrides: list[str]) -> list[Cell]:
     runs = read_cells(folder)
     cells = analyse(runs)
     command = shlex.join(["python", "-m", "dpexp", "-m", *overrides])
-    environment = next((run["environment"] for run in runs.values()), {})
+    environment: dict[str, Any] = next((run["environment"] for run in runs.values()), {})
     plain = {
         "schema": SCHEMA,
         "command": command,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -13,30 +14,41 @@ from rich.table import Table
 from dpexp.records import DP_PARTS, PHASES
 from dpexp.report.scaling import Cell
 
-HEADER = ("cell", "parallel", "devices", "batch", "samples/s", "step p50", "speed-up", "efficiency", "status")
+HEADER = (
+    "#",
+    "parallel",
+    "devices",
+    "batch",
+    "each",
+    "samples/s",
+    "ms/step",
+    "speed-up",
+    "eff.",
+    "status",
+)
 
 
 def cell_row(cell: Cell) -> tuple[str, ...]:
     """The texts of one row of the scaling table."""
-    batch = "–"
-    if cell.batch_global is not None:
-        batch = f"{cell.batch_global} ({cell.batch_per_device} each)"
-    name = cell.parallel + (" (emulated)" if cell.emulated else "")
     return (
-        cell.folder,
-        name,
-        "–" if cell.num_devices is None else str(cell.num_devices),
-        batch,
+        cell.folder.split("_")[0],
+        cell.parallel + (" emulated" if cell.emulated else ""),
+        _number(cell.num_devices, "d"),
+        _number(cell.batch_global, "d"),
+        _number(cell.batch_per_device, "d"),
         _number(cell.samples_per_s, ",.0f"),
-        "–" if cell.step_p50_s is None else f"{cell.step_p50_s * 1e3:.3f} ms",
+        "–" if cell.step_p50_s is None else f"{cell.step_p50_s * 1e3:.3f}",
         _number(cell.speedup, ".2f", "×"),
-        "–" if cell.efficiency is None else f"{cell.efficiency:.0%}",
+        _number(cell.efficiency, ".0%"),
         cell.status,
     )
 
 
 def scaling_title(cells: Sequence[Cell]) -> str:
-    """What the table shows: the scaling mode and what the speed-up refers to."""
+    """What the table shows: the scaling mode and what the speed-up refers to.
+
+    ``batch`` is global, ``each`` per device, ``ms/step`` the median of the slowest rank's steps.
+    """
     modes = " and ".join(sorted({cell.scaling for cell in cells if cell.scaling})) or "no"
     bases = sorted({cell.baseline for cell in cells if cell.baseline})
     shown = ", ".join(bases) if bases else "no cell that ran"
@@ -45,9 +57,10 @@ def scaling_title(cells: Sequence[Cell]) -> str:
 
 def print_scaling(cells: Sequence[Cell], console: Console) -> None:
     """The scaling table, then what failed or was skipped, with reasons."""
-    table = Table(title=scaling_title(cells), title_justify="left")
+    console.print(escape(scaling_title(cells)), soft_wrap=True, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, head in enumerate(HEADER):
-        table.add_column(head, justify="right" if 2 <= index <= 7 else "left", overflow="fold")
+        table.add_column(head, justify="right" if 2 <= index <= 8 else "left", no_wrap=True)
     for cell in cells:
         table.add_row(*(escape(text) for text in cell_row(cell)))
     console.print(table)
@@ -71,14 +84,19 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
     """``report.md``."""
     lines = [f"# {title}", "", scaling_title(cells) + ".", ""]
     lines += ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
-    lines += ["| " + " | ".join(_cell_text(text) for text in cell_row(cell)) + " |" for cell in cells]
+    lines += [
+        "| " + " | ".join(_cell_text(text) for text in cell_row(cell)) + " |" for cell in cells
+    ]
     bad = reasons(cells)
     if bad:
         lines += ["", "## Without a figure", "", *(f"- {_cell_text(line)}" for line in bad)]
     notes = list(dict.fromkeys(f"{cell.label}: {note}" for cell in cells for note in cell.notes))
     if any(cell.emulated for cell in cells):
-        notes.insert(0, "dp ran on virtual devices that share the CPU (emulated): its times show what "
-                     "dp's four steps cost, not what several GPUs would give")  # fmt: skip
+        notes.insert(
+            0,
+            "dp ran on virtual devices that share the CPU (emulated): its times show what "
+            "dp's four steps cost, not what several GPUs would give",
+        )
     if notes:
         lines += ["", "## Notes", "", *(f"- {_cell_text(note)}" for note in notes)]
     lines += ["", "## Environment", ""]
@@ -90,7 +108,8 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
 def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
     """A single run's summary: where the time of a step went."""
     timing = run.get("timing") or {}
-    table = Table(title=_run_title(run), title_justify="left")
+    console.print(escape(_run_title(run)), soft_wrap=True, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
     table.add_column("phase")
     for head in ("mean ms", "p50 ms", "p95 ms", "max ms"):
         table.add_column(head, justify="right")

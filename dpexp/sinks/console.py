@@ -45,8 +45,9 @@ class ProgressSink(Sink):
             left_s = elapsed_s / self._done * (self._total - self._done)
             print(
                 f"{self._label}: step {self._done}/{self._total}, {rate}, {left_s:.0f} s left",
-                file=self._console.file, flush=True,
-            )  # fmt: skip
+                file=self._console.file,
+                flush=True,
+            )
 
     def close(self) -> None:
         if self._bar is not None:
@@ -56,10 +57,15 @@ class ProgressSink(Sink):
         if self._bar is None:
             # refreshed here and not by a thread of its own, which would run during steps
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
-                console=self._console, auto_refresh=False, transient=True,
-            )  # fmt: skip
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+            )
             self._bar.start()
             self._bar.add_task(self._label, total=self._total, rate=rate)
         self._bar.update(self._bar.task_ids[0], completed=self._done, rate=rate)

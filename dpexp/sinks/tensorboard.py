@@ -44,7 +44,7 @@ class TensorBoardSink(Sink):
 
     def text(self, tag: str, markdown: str) -> None:
         """A page of the Text tab."""
-        self._add(text(tag, markdown), 0)
+        self._add(text(tag, markdown), 0)  # type: ignore[no-untyped-call]
 
     def finish(self, result: RunResult, shapes: Sequence[ShapeRecord]) -> None:
         """The last step if it was thinned out, the run's summary, HParams and shapes."""
@@ -53,7 +53,10 @@ class TensorBoardSink(Sink):
         summary = summary_scalars(result)
         step = max(self._last_step, 0)
         self._add_scalars(summary, step)
-        for part in hparams(hyperparameters(result), dict.fromkeys(summary, 0.0)):
+        row = hparams(  # type: ignore[no-untyped-call]
+            hyperparameters(result), dict.fromkeys(summary, 0.0)
+        )
+        for part in row:
             self._add(part, step)
         self.text("shapes", shapes_table(shapes))
         self._writer.flush()
@@ -142,8 +145,12 @@ def shapes_table(shapes: Sequence[ShapeRecord]) -> str:
     rows = ["| module | replica | input | output | count | steps |", "|---|---|---|---|---|---|"]
     for record in shapes:
         cells = (
-            record.module or "(model)", record.replica, record.input_shape, record.output_shape,
-            record.count, f"{record.first_step}–{record.last_step}",
-        )  # fmt: skip
+            record.module or "(model)",
+            record.replica,
+            record.input_shape,
+            record.output_shape,
+            record.count,
+            f"{record.first_step}–{record.last_step}",
+        )
         rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
