@@ -159,7 +159,7 @@ def help_page() -> str:
         "  python -m dpexp [key=value ...]         one run",
         "  python -m dpexp -m key=a,b,c ...        a sweep over every combination",
         "",
-        "== Config groups ==  (group=option; a class of yours: group=custom group._target_=mod.Class)",
+        "== Config groups ==  (group=option; your class: group=custom group._target_=mod.Class)",
         "",
     ]
     sections: dict[str, list[str]] = {}
@@ -175,7 +175,7 @@ def help_page() -> str:
     lines += ["", "== Options of the strategy ==", "", *_nested_lines("parallel")]
     lines += ["", "== This config ==  (with the overrides given)", "", "$CONFIG", ""]
     lines += [
-        "Print the config only: --cfg job. Hydra's own flags: --hydra-help. Tab completion: README.",
+        "Print the config only: --cfg job. Hydra's flags: --hydra-help. Tab completion: README.",
         "",
     ]
     return "\n".join(lines)

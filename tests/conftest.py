@@ -1,0 +1,102 @@
+"""What every test gets: a folder of its own, and a check that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dpexp import server
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+
+
+def _children() -> list[psutil.Process]:
+    """Child processes, without the fork server and multiprocessing's resource tracker."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        if child.pid == server.server_pid():
+            continue
+        try:
+            command = " ".join(child.cmdline())
+        except psutil.Error:
+            continue
+        if "resource_tracker" not in command:
+            found.append(child)
+    return found
+
+
+def _threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.is_alive()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaks a process, a thread, an environment variable or a process group."""
+    environment = dict(os.environ)
+    folder = Path.cwd()
+    threads = _threads()
+    yield
+    deadline = time.monotonic() + 5
+    while _children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [child.cmdline() for child in _children()]
+    assert not left, f"processes left behind: {left}"
+    changed = {
+        name: (environment.get(name), os.environ.get(name))
+        for name in set(environment) | set(os.environ)
+        if environment.get(name) != os.environ.get(name) and name != "PYTEST_CURRENT_TEST"
+    }
+    # torch's agent sets this one while it runs; it says which signals it handles.
+    changed.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
+    assert not changed, f"environment changed: {changed}"
+    assert _threads() <= threads, f"threads left behind: {_threads() - threads}"
+    assert Path.cwd() == folder, "the working folder was changed"
+    if "torch.distributed" in sys.modules:
+        import torch.distributed
+
+        assert not torch.distributed.is_initialized(), "a process group is left"
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in; outputs/ lands there. Undone before the leak check."""
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        yield tmp_path  # type: ignore[misc]
+
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run ``python -m dpexp`` as a user does, in an empty folder, with tests/ importable."""
+
+    def run(
+        *arguments: str,
+        timeout: float = 120,
+        env: dict[str, str] | None = None,
+        python: tuple[str, ...] = (),
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "120", **(env or {})}
+        return subprocess.run(
+            [sys.executable, *python, "-m", "dpexp", *arguments],
+            cwd=cwd or tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
