@@ -133,7 +133,7 @@ class _Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> AgentResult:
         codes = self._ended_processes()
-        result = super()._monitor_workers(worker_group)
+        result: AgentResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.HEALTHY:
             left = [local for local, code in codes.items() if code == 0]
             if left and not self._has_result(left[0]):

@@ -81,7 +81,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
             config.num_devices,
             f"torchrun started {facts.outer_world_size} processes, parallel={strategy.value} with "
             f"{num_devices} devices needs {num_processes}",
-            fix=f"torchrun --nproc-per-node {num_processes} or num_devices={facts.outer_world_size}",
+            fix=f"torchrun --nproc-per-node {num_processes}, or another num_devices",
         )
     batch_rows = config.batch_size * (num_devices if config.scaling is Scaling.weak else 1)
     emulated = strategy is StrategyName.dp and device_type == "cpu"

@@ -8,11 +8,12 @@ belongs to neither; its cost is reported as ``recording_s``.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from dpexp import timing
@@ -25,6 +26,7 @@ from dpexp.sinks import Sink
 from dpexp.stats import summarize
 
 FLUSH_EVERY_S = 0.5
+Spans = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -62,8 +64,10 @@ class Recorder:
         self._flushed = 0
         self._flushed_at_s = timing.now_s()
         self._chunks: dict[int, tuple[int, ...]] = {}
-        self._seconds = {phase: array("d") for phase in ("step", *PHASES, *DP_PARTS)}
+        # Seconds of the measured steps by phase, one array per flush.
+        self._seconds: dict[str, list[Spans]] = {p: [] for p in ("step", *PHASES, *DP_PARTS)}
         self.steps = 0
+        self.measured_steps = 0
         self.rows_seen = 0
         self.measured_global_rows = 0
         self.recording_s = 0.0
@@ -94,7 +98,7 @@ class Recorder:
         began_s = timing.now_s()
         self._clock.settle()
         losses = self._losses(rows, together)
-        records = [self._record(row, loss) for row, loss in zip(rows, losses, strict=True)]
+        records = self._records(rows, losses)
         for sink in self._sinks:
             sink.write(records)
         self._account(records)
@@ -110,19 +114,15 @@ class Recorder:
     def timing(self) -> dict[str, PhaseSummary]:
         """Statistics of every phase over the measured steps; dp's parts only under dp."""
         return {
-            phase: summarize(seconds)
+            phase: summarize(np.concatenate(seconds) if seconds else [])
             for phase, seconds in self._seconds.items()
-            if phase not in DP_PARTS or len(seconds)
+            if phase not in DP_PARTS or seconds
         }
-
-    @property
-    def measured_steps(self) -> int:
-        return len(self._seconds["step"])
 
     @property
     def wall_s(self) -> float:
         """Sum of the measured steps."""
-        return math.fsum(self._seconds["step"])
+        return float(sum(chunk.sum() for chunk in self._seconds["step"]))
 
     def _pace(self, steps: int, elapsed_s: float) -> None:
         # All ranks agree on the slowest one's time, so they flush after the same step: in a
@@ -143,47 +143,51 @@ class Recorder:
         # The strategies weigh so that the mean over ranks is the mean over the batch's rows.
         return [total / self._comm.world_size for total in self._comm.sum(values).tolist()]
 
-    def _record(self, row: Row, loss: float | None) -> StepRecord:
-        seconds = self._clock.seconds
-        marks = row.marks
-        spans = [seconds(marks[i], marks[i + 1]) for i in range(len(PHASES))]
-        parts: list[float | None] = [None] * len(DP_PARTS)
-        if self._plan.strategy.value == "dp" and self._plan.num_devices > 1:
-            parts = [seconds(*pair) for pair in row.parts]
-        if row.global_rows not in self._chunks:
-            self._chunks[row.global_rows] = chunk_sizes(row.global_rows, self._plan.num_devices)
-        phases: dict[str, Any] = {
-            f"{phase}_s": span for phase, span in zip(PHASES, spans, strict=True)
-        }
-        dp_parts: dict[str, Any] = {
-            f"{part}_s": span for part, span in zip(DP_PARTS, parts, strict=True)
-        }
-        return StepRecord(
-            step=row.step,
-            epoch=row.epoch,
-            warmup=row.step < self._plan.config.warmup_steps,
-            global_rows=row.global_rows,
-            rows=row.rows,
-            step_s=seconds(marks[0], marks[-1]),
-            **phases,
-            **dp_parts,
-            loss=loss,
-            peak_bytes=row.peak_bytes,
-            replica_rows=self._chunks[row.global_rows],
-        )
+    def _records(self, rows: list[Row], losses: list[float | None]) -> list[StepRecord]:
+        spans = self._clock.spans([row.marks for row in rows])
+        parts = self._part_spans(rows)
+        measured = [row.step >= self._plan.config.warmup_steps for row in rows]
+        self._keep(spans[measured], parts, measured)
+        steps = spans.sum(axis=1).tolist()
+        phases = spans.tolist()
+        absent: list[Any] = [[None] * len(DP_PARTS)] * len(rows)
+        dp_parts = absent if parts is None else parts.tolist()
+        records = []
+        for index, row in enumerate(rows):
+            times: list[Any] = [steps[index], *phases[index], *dp_parts[index]]
+            head = (row.step, row.epoch, not measured[index], row.global_rows, row.rows)
+            tail = (losses[index], row.peak_bytes, self._chunk_sizes(row.global_rows))
+            records.append(StepRecord._make((*head, *times, *tail)))
+        return records
+
+    def _part_spans(self, rows: list[Row]) -> Spans | None:
+        """Seconds of dp's four steps, shape [rows, 4]; None for strategies without them."""
+        if not rows[0].parts:
+            return None
+        flat = self._clock.spans([pair for row in rows for pair in row.parts])
+        return flat.reshape(len(rows), len(DP_PARTS))
+
+    def _keep(self, phases: Spans, parts: Spans | None, measured: list[bool]) -> None:
+        """Keep the seconds of measured steps for the summary."""
+        self._seconds["step"].append(phases.sum(axis=1))
+        for index, phase in enumerate(PHASES):
+            self._seconds[phase].append(phases[:, index])
+        if parts is not None:
+            for index, part in enumerate(DP_PARTS):
+                self._seconds[part].append(parts[measured][:, index])
+
+    def _chunk_sizes(self, global_rows: int) -> tuple[int, ...]:
+        if global_rows not in self._chunks:
+            self._chunks[global_rows] = chunk_sizes(global_rows, self._plan.num_devices)
+        return self._chunks[global_rows]
 
     def _account(self, records: list[StepRecord]) -> None:
-        for record in records:
-            self.steps += 1
-            self.rows_seen += record.rows
-            if record.loss is not None:
-                self.last_loss = record.loss
-                if self.first_loss is None:
-                    self.first_loss = record.loss
-            if record.warmup:
-                continue
-            self.measured_global_rows += record.global_rows
-            for phase, values in self._seconds.items():
-                value = getattr(record, f"{phase}_s")
-                if value is not None:
-                    values.append(value)
+        self.steps += len(records)
+        self.rows_seen += sum(record.rows for record in records)
+        counted = [record.global_rows for record in records if not record.warmup]
+        self.measured_steps += len(counted)
+        self.measured_global_rows += sum(counted)
+        losses = [record.loss for record in records if record.loss is not None]
+        if losses:
+            self.first_loss = losses[0] if self.first_loss is None else self.first_loss
+            self.last_loss = losses[-1]

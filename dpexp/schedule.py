@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class GlobalBatch:
+class GlobalBatch(NamedTuple):
     """The rows of one step over all devices. `indices`: shape [rows], dataset positions."""
 
     step: int

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from dpexp.records import PhaseSummary
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
+def percentile(values: Sequence[float] | npt.NDArray[np.float64], percent: float) -> float:
     """The linear-interpolated percentile (Hyndman and Fan's type 7, numpy's default).
 
     Args:
@@ -26,7 +27,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(np.asarray(values, dtype=np.float64), percent))
 
 
-def summarize(seconds: Sequence[float]) -> PhaseSummary:
+def summarize(seconds: Sequence[float] | npt.NDArray[np.float64]) -> PhaseSummary:
     """Mean, median, 95th percentile, extremes and count; all null when there is nothing."""
     if len(seconds) == 0:
         return PhaseSummary(None, None, None, None, None, 0)

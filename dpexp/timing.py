@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Generic, TypeVar, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 Mark = TypeVar("Mark")
@@ -34,8 +38,15 @@ class Clock(ABC, Generic[Mark]):
         """Leave a mark here. Never waits for a device."""
 
     @abstractmethod
-    def seconds(self, earlier: Mark, later: Mark) -> float:
-        """Seconds between two marks of one step. Only after :meth:`settle`."""
+    def spans(self, rows: Sequence[Sequence[Mark]]) -> npt.NDArray[np.float64]:
+        """Seconds between neighbouring marks. Only after :meth:`settle`.
+
+        Args:
+            rows: of equal length n; the marks of a row belong to one step, in order.
+
+        Returns:
+            Shape [len(rows), n - 1].
+        """
 
     @abstractmethod
     def settle(self) -> None:
@@ -49,8 +60,9 @@ class HostClock(Clock[int]):
     # The bare C function: the cheapest reading that Python offers (about 40 ns).
     mark = staticmethod(time.perf_counter_ns)
 
-    def seconds(self, earlier: int, later: int) -> float:
-        return (later - earlier) * 1e-9
+    def spans(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+        nanoseconds = np.array(rows, dtype=np.int64)
+        return (nanoseconds[:, 1:] - nanoseconds[:, :-1]).astype(np.float64) * 1e-9
 
     def settle(self) -> None:
         return None
@@ -75,8 +87,12 @@ class EventClock(Clock[torch.Event]):
         self._last = event
         return event
 
-    def seconds(self, earlier: torch.Event, later: torch.Event) -> float:
-        return earlier.elapsed_time(later) * 1e-3  # torch gives milliseconds
+    def spans(self, rows: Sequence[Sequence[torch.Event]]) -> npt.NDArray[np.float64]:
+        # torch gives milliseconds
+        return np.array(
+            [[a.elapsed_time(b) * 1e-3 for a, b in pairwise(row)] for row in rows],
+            dtype=np.float64,
+        )
 
     def settle(self) -> None:
         # Events of one stream complete in order: the last one is enough.

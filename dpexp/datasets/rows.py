@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -36,7 +37,11 @@ class Rows(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """The batch of these rows. Shapes: [len(indices), ...] per column."""
-        where = torch.as_tensor(indices)
+        where = (
+            torch.from_numpy(indices)
+            if isinstance(indices, np.ndarray)
+            else torch.tensor(indices, dtype=torch.int64)
+        )
         if len(self._columns) == 1:
             return self._columns[0].index_select(0, where)
         return tuple(column.index_select(0, where) for column in self._columns)

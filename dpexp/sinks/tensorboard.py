@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any, final
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import hparams, text
 
 from dpexp.records import DP_PARTS, PHASES, RunResult, ShapeRecord, StepRecord
@@ -26,7 +28,14 @@ class TensorBoardSink(Sink):
     """Exactly one event file in `folder`; one event holds all scalars of a step."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer = EventFileWriter(str(folder), flush_secs=3600)
+        # The record writer itself and not EventFileWriter, whose thread would write on while the
+        # next steps are measured.
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.0"
+        self._file = (folder / name).open("wb")
+        self._writer = RecordWriter(self._file)
+        self._writer.write(
+            Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()
+        )
         self._clock_s = 0.0
         self._written_s = 0.0
         self._last_step = -1
@@ -39,8 +48,7 @@ class TensorBoardSink(Sink):
                 self._pending = record
                 continue
             self._write_step(record)
-        # Waits until the writer's thread is done: its work must not run into the next step.
-        self._writer.flush()
+        self._file.flush()
 
     def text(self, tag: str, markdown: str) -> None:
         """A page of the Text tab."""
@@ -59,10 +67,10 @@ class TensorBoardSink(Sink):
         for part in row:
             self._add(part, step)
         self.text("shapes", shapes_table(shapes))
-        self._writer.flush()
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
     def _write_step(self, record: StepRecord) -> None:
         self._add_scalars(step_scalars(record), record.step)
@@ -74,7 +82,8 @@ class TensorBoardSink(Sink):
         self._add(Summary(value=values), step)
 
     def _add(self, summary: Any, step: int) -> None:
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        event = Event(wall_time=time.time(), step=step, summary=summary)
+        self._writer.write(event.SerializeToString())
 
 
 def step_scalars(record: StepRecord) -> dict[str, float]:
