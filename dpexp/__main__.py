@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpexp import compose, console, env
-from dpexp.cell import InterruptedRunError, run_cell, unreadable
+from dpexp.cell import InterruptedRunError, claim_folder, run_cell, unreadable
 from dpexp.config import load
 from dpexp.errors import ConfigError
 from dpexp.records import RunResult
@@ -35,6 +35,7 @@ def run_job(composed: DictConfig) -> float | None:
         console.show_cell(unreadable(raw, error, folder), folder)
         return None
     try:
+        claim_folder(folder)
         result = run_cell(config, folder, Path(settings.runtime.cwd), in_sweep=in_sweep)
     except ConfigError as error:
         compose.discard(folder)
@@ -63,10 +64,10 @@ def main() -> None:
     env.take_over_hydra_errors()
     compose.register()
     arguments = sys.argv[1:]
-    if outer is not None:
-        arguments = compose.arguments_under_torchrun(arguments, outer)
-    sys.argv[1:] = arguments
     try:
+        if outer is not None:
+            arguments = compose.arguments_under_torchrun(arguments, outer)
+        sys.argv[1:] = arguments
         compose.refuse_bad_choices(arguments)
         hydra.main(
             version_base="1.3", config_path=str(compose.config_folder()), config_name="config"
@@ -83,7 +84,8 @@ def _interrupted(stop: InterruptedRunError, folder: Path, in_sweep: bool) -> NoR
     print(f"{stop.result.label}: {stop}; its steps so far are in {folder}", file=sys.stderr)
     if in_sweep:
         settings = HydraConfig.get()
-        finish(Path(settings.sweep.dir), [str(entry) for entry in settings.overrides.task])
+        base = Path(settings.runtime.cwd) / settings.sweep.dir  # chdir may have moved us
+        finish(base, [str(entry) for entry in settings.overrides.task])
     sys.exit(128 + stop.signum)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dpexp.errors import ConfigError
 from dpexp.schedule import chunk_sizes
-from dpexp.schema import Config, Scaling, StrategyName, Task
+from dpexp.schema import Config, Scaling, StrategyName
 
 # Strategies that spread one run over several processes, and what else they may not be.
 ONE_PROCESS = (StrategyName.none, StrategyName.dp)
@@ -224,7 +224,5 @@ def _notes(
             f"batch_size {batch_rows} is not divisible by num_devices {num_devices}: "
             f"the devices get {', '.join(map(str, chunks))} rows; gradients are weighted by rows"
         )
-    if config.task is Task.forward and config.save_weights:
-        notes.append("save_weights: task=forward does not change the parameters")
     notes.extend(f"{key}: not a key of dpexp; recorded, not used" for key in config.extra)
     return tuple(notes)

@@ -30,6 +30,19 @@ class DpexpCallback(Callback):
         except ConfigError as error:
             refuse(error)
 
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(config.hydra.sweep.dir)
+        held = next(iter(folder.glob("*/run.json")), None)
+        if held is not None:
+            refuse(
+                ConfigError(
+                    "hydra.sweep.dir",
+                    str(folder),
+                    f"already holds a sweep ({held.parent.name})",
+                    fix="another hydra.sweep.dir, or none: then each sweep gets its own",
+                )
+            )
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
         overrides = [str(override) for override in config.hydra.overrides.task]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import random
 import signal
 import sys
 import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from dpexp import ConfigError
 from dpexp.datasets import Rows
 
 
@@ -121,3 +128,309 @@ class Lin1WithLoss(Lin1):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return (self.layer(rows) ** 2).mean()
+
+
+class Lin1AlsoLoss(Lin1):
+    """LIN1 that returns a dict with its own loss and its output."""
+
+    def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        output = self.layer(rows)
+        return {"output": output, "loss": (output**2).mean()}
+
+
+def column(values: list[float]) -> Rows:
+    """Rows of one feature with these values, targets 0."""
+    inputs = torch.tensor(values, dtype=torch.float32).reshape(-1, 1)
+    return Rows(inputs, torch.zeros_like(inputs))
+
+
+def inputs_only(values: list[float]) -> Rows:
+    """Rows of one feature with these values and without targets."""
+    return Rows(torch.tensor(values, dtype=torch.float32).reshape(-1, 1))
+
+
+class Counting(nn.Module):
+    """Counts its calls in a plain attribute and in a buffer; both are in the state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.calls = 0
+        self.register_buffer("buf", torch.zeros(()))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.buf += 1
+        return self.layer(rows)
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+
+class Masked(nn.Module):
+    """A linear layer behind a bool mask, which is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.register_buffer("mask", torch.tensor([True, False, True, True, False]))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows * self.mask)
+
+
+class Frozen(nn.Module):
+    """A linear layer without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2).requires_grad_(False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows)
+
+
+class Nested(nn.Module):
+    """A module whose own child is called `module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(5, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.module(rows)
+
+
+class Shifted(nn.Module):
+    """LIN1 plus a number that comes as a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Lin1()
+
+    def forward(self, rows: torch.Tensor, *, delta: float) -> torch.Tensor:
+        return self.layer(rows) + delta
+
+
+class Returning(nn.Module):
+    """Returns `what`: a container torch can gather, or something it cannot."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.what = what
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        output = self.layer(rows)
+        if self.what == "number":
+            return {"loss": output, "k": 3}
+        if self.what == "dataclass":
+            return TwoTensors(output, rows)
+        return {"loss": output, "aux": None, "parts": [output, [rows]]}
+
+
+@dataclass
+class TwoTensors:
+    """A plain dataclass, which torch's gather does not walk."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class FirstParameterDevice(nn.Module):
+    """Takes its device from its first parameter, of which a replica of DataParallel has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows.to(next(self.parameters()).device))
+
+
+class Hiding(nn.Module):
+    """Keeps a layer in a plain list, where torch does not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.hidden = [nn.Linear(2, 2)]
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.hidden[0](self.layer(rows))
+
+
+class Local(nn.Module):
+    """Holds a lambda and a class that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        class Scale:
+            factor = 2.0
+
+        self.layer = nn.Linear(5, 2)
+        self.scale = Scale()
+        self.activation = lambda value: value * self.scale.factor
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.layer(rows))
+
+
+class Strict(nn.Module):
+    """A module with one argument, which may be misspelt."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, hidden)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows)
+
+
+class Tower(nn.Module):
+    """Layers of these widths, which may not fit each other."""
+
+    def __init__(self, widths: list[int]) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.body(rows)
+
+
+class BadAtStep(nn.Module):
+    """LIN1 whose output is not finite from call `call` on."""
+
+    def __init__(self, call: int, value: float = float("nan")) -> None:
+        super().__init__()
+        self.layer = Lin1()
+        self.call, self.value, self.calls = call, value, 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        output = self.layer(rows)
+        if self.calls >= self.call:
+            output = output * self.value
+        self.calls += 1
+        return output
+
+
+class Diary(nn.Module):
+    """Appends one JSON line per call to `<path>.<rank>`: what `what` asks for."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.path, self.what = path, what
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        entry = {
+            "rows": lambda: rows.flatten().tolist(),
+            "noise": lambda: torch.rand(4).tolist(),
+            "variables": lambda: dict(os.environ),
+            "folder": lambda: str(Path.cwd()),
+            "threads": torch.get_num_threads,
+        }[self.what]()
+        with Path(f"{self.path}.{own_rank()}").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        return self.layer(rows)
+
+
+class NoisyRows(Dataset[Any]):
+    """8 rows whose single feature is a number drawn by torch, numpy or random when fetched."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        draw = {
+            "torch": lambda: torch.rand(()).item(),
+            "numpy": np.random.random,
+            "random": random.random,
+        }[self.source]
+        return torch.tensor([draw()]), torch.zeros(1)
+
+
+class Unsized(Dataset[Any]):
+    """A dataset without a length."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(5)
+
+
+class FailingRows(Dataset[Any]):
+    """100 rows of 5 features; fetching row `bad` raises."""
+
+    def __init__(self, bad: int = 50) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == self.bad:
+            raise OSError(f"row {index} cannot be read")
+        return torch.zeros(5), torch.zeros(2)
+
+
+def not_a_module() -> int:
+    """A target that gives something else than a module."""
+    return 3
+
+
+def noisy_config_error() -> nn.Module:
+    """A constructor that finds a mistake in its own arguments."""
+    raise ConfigError("model.colour", "blue", "there is no such colour", fix="model.colour=red")
+
+
+class Lopsided(nn.Module):
+    """Has one layer more on each further rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Linear(5, 5) for _ in range(own_rank() + 1)))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.body(rows)
+
+
+class OddRows(Dataset[Any]):
+    """Batches in which one tensor does not have the batch as its first dimension.
+
+    `hidden`: a sequence [rows, 6, 3] and the state [2, rows, 8] of a GRU of two layers;
+    `images`: two images of 4 and 6 channels.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((6, 3), float(index))
+
+    def collate_fn(self, rows: list[torch.Tensor]) -> Any:
+        if self.what == "hidden":
+            return (torch.stack(rows), torch.zeros(2, len(rows), 8)), torch.zeros(len(rows))
+        return [torch.zeros(4, 8, 8), torch.zeros(6, 8, 8)], torch.zeros(len(rows))
+
+
+class Sums(nn.Module):
+    """Adds up everything it gets."""
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part.sum() for part in parts])
+
+
+class MeanOfOutput(nn.Module):
+    """A loss that looks at the output alone."""
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.mean()

@@ -48,7 +48,10 @@ class DataParallel(Strategy):
     def forward(self, inputs: Inputs, rows: int) -> Any:
         self.parts.clear()
         if self.plan.num_devices == 1:
-            return self._noted(self._model, inputs)
+            # As in torch: one device is called without copies, so there are no four steps.
+            output = self._noted(self._model, inputs)
+            self.parts.clear()
+            return output
         for shape in leading_sizes((inputs.args, inputs.kwargs)):
             if len(shape) and shape[0] != rows:
                 raise ConfigError(

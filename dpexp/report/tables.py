@@ -58,7 +58,7 @@ def scaling_title(cells: Sequence[Cell]) -> str:
 def print_scaling(cells: Sequence[Cell], console: Console) -> None:
     """The scaling table, then what failed or was skipped, with reasons."""
     console.print(escape(scaling_title(cells)), soft_wrap=True, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for index, head in enumerate(HEADER):
         table.add_column(head, justify="right" if 2 <= index <= 8 else "left", no_wrap=True)
     for cell in cells:
