@@ -12,12 +12,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import psutil
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from dpexp import env
 from dpexp.errors import NO_VALUE, ConfigError
-from dpexp.join import shared_folder
 from dpexp.schema import GROUPS, NESTED, Config, StrategyName
 
 RUNS = "outputs/runs"
@@ -50,6 +50,23 @@ def fresh_folder(base: str) -> Path:
     )
     folder.mkdir(parents=True)  # fails rather than share a folder
     return folder
+
+
+def shared_folder(outer: env.OuterLauncher, base: str) -> str:
+    """A run folder below `base` that all ranks of this launch agree on and no other launch has.
+
+    The ranks of one host have one parent, torchrun's agent: its start and its process id tell
+    launches apart. No torch here, and no communication: it is needed to compose the config.
+    """
+    agent = psutil.Process().parent()
+    if agent is None:
+        return str(Path(base) / outer.run_id)
+    started = time.localtime(agent.create_time())
+    return str(
+        Path(base)
+        / time.strftime("%Y-%m-%d", started)
+        / f"{time.strftime('%H-%M-%S', started)}-{agent.pid:x}"
+    )
 
 
 def discard(folder: Path) -> None:

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from dpexp import env
+from dpexp.console import show_failure
 from dpexp.files import claim
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.results import without_steps
 
 if TYPE_CHECKING:
     from dpexp.worker import RankJob
-
-
-def shared_folder(outer: env.OuterLauncher, base: str) -> str:
-    """A run folder below `base` that all ranks of this launch agree on and no other launch has.
-
-    The ranks of one host have one parent, torchrun's agent: its start and its process id tell
-    launches apart. No torch here, and no communication: it is needed to compose the config.
-    """
-    agent = psutil.Process().parent()
-    if agent is None:
-        return str(Path(base) / outer.run_id)
-    started = time.localtime(agent.create_time())
-    return str(
-        Path(base)
-        / time.strftime("%Y-%m-%d", started)
-        / f"{time.strftime('%H-%M-%S', started)}-{agent.pid:x}"
-    )
 
 
 def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
@@ -46,10 +25,10 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
     from dpexp.lifeline import Lifeline
 
     def keep(error: ErrorRecord) -> None:
-        failed = without_steps(job.plan, job.environment, "failed", error)
-        text = json.dumps(failed.to_dict(), indent=2, allow_nan=False) + "\n"
-        if claim(job.folder / "run.json", text):
-            print(f"rank {error.rank}: {error.message}", flush=True)
+        status = "interrupted" if error.kind == "interrupted" else "failed"
+        ended = without_steps(job.plan, job.environment, status, error)
+        if claim(job.folder / "run.json", ended.to_json()):
+            show_failure(ended, job.folder)
 
     Lifeline().start()
     return rank.guarded(job, outer.rank, keep)

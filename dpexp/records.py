@@ -144,9 +144,13 @@ class RunResult:
         plain = asdict(self)
         return {"schema": plain.pop("schema"), **_finite(plain)}
 
+    def to_json(self) -> str:
+        """The result as strict JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
     def write(self, path: Path) -> None:
-        """Write ``run.json`` whole or not at all, as strict JSON."""
-        write_whole(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+        """Write ``run.json`` whole or not at all."""
+        write_whole(path, self.to_json())
 
 
 def read_run(path: Path) -> dict[str, Any]:
