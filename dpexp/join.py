@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dpexp import env
+from dpexp import env, rank
 from dpexp.console import show_failure
 from dpexp.files import claim
+from dpexp.lifeline import Lifeline
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.results import without_steps
-
-if TYPE_CHECKING:
-    from dpexp.worker import RankJob
+from dpexp.worker import RankJob
 
 
 def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
@@ -21,8 +18,6 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
         The run's result on rank 0, None on the others. Does not return when this rank fails: the
         first one that does writes ``run.json``, and torchrun ends the others.
     """
-    from dpexp import rank
-    from dpexp.lifeline import Lifeline
 
     def keep(error: ErrorRecord) -> None:
         status = "interrupted" if error.kind == "interrupted" else "failed"
