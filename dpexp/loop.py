@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,88 +26,83 @@ class Progress:
     phase: str = "data"
 
 
-def run_steps(
-    batches: Iterator[tuple[GlobalBatch, Any]],
-    strategy: Strategy,
-    clock: Clock[Any],
-    recorder: Recorder,
-    shapes: ShapeLog,
-    progress: Progress,
-    forward_kwargs: dict[str, Any],
-    loss_of: Loss | None,
-    optimizer: torch.optim.Optimizer | None,
-) -> None:
-    """Run every batch. With an optimizer it trains; without, it only calls the model.
+@dataclass(frozen=True)
+class Training:
+    """What `task=train` adds to a step."""
+
+    loss_of: Loss
+    optimizer: torch.optim.Optimizer
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the loop works with."""
+
+    strategy: Strategy
+    clock: Clock[Any]
+    recorder: Recorder
+    shapes: ShapeLog
+    progress: Progress
+    training: Training | None  # None: the model is only called
+    forward_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def run_steps(batches: Iterator[tuple[GlobalBatch, Any]], work: Work) -> None:
+    """Run every batch, in the grad mode of the caller.
 
     A step lasts from the end of the one before to its own end, so its phases add up to it and
     recording it is part of `other`. A flush lies between two steps and in neither.
     """
-    training = optimizer is not None and loss_of is not None
-    mark = clock.mark
-    with torch.set_grad_enabled(training):
-        begin = mark()
-        while True:
-            progress.phase = "data"
-            item = next(batches, None)
-            if item is None:
-                break
-            batch, fetched = item
-            progress.step = shapes.step = batch.step
-            inputs = split(fetched, forward_kwargs)
-            after_data = mark()
+    strategy, recorder, progress, shapes = work.strategy, work.recorder, work.progress, work.shapes
+    training, mark = work.training, work.clock.mark
+    marks = [mark()]
+    while True:
+        progress.phase = "data"
+        item = next(batches, None)
+        if item is None:
+            break
+        batch, fetched = item
+        progress.step = shapes.step = batch.step
+        inputs = split(fetched, work.forward_kwargs)
+        marks.append(mark())
 
-            progress.phase = "transfer"
-            inputs = strategy.place(inputs)
-            after_transfer = mark()
+        progress.phase = "transfer"
+        inputs = strategy.place(inputs)
+        marks.append(mark())
 
-            progress.phase = "forward"
-            global_rows = len(batch.indices)
-            rows = strategy.own_rows(global_rows)
-            output = strategy.forward(inputs, rows)
-            loss = None
-            if training:
-                loss = loss_of(output, inputs.target)  # type: ignore[misc]
-                loss = strategy.weigh(loss, rows, global_rows)
-            after_forward = after_backward = after_optimizer = mark()
+        progress.phase = "forward"
+        global_rows = len(batch.indices)
+        rows = strategy.own_rows(global_rows)
+        output = strategy.forward(inputs, rows)
+        loss = None
+        if training is not None:
+            loss = strategy.weigh(training.loss_of(output, inputs.target), rows, global_rows)
+        marks.append(mark())
 
-            if training:
-                progress.phase = "backward"
-                loss.backward()  # type: ignore[union-attr]
-                after_backward = mark()
+        if training is not None and loss is not None:
+            progress.phase = "backward"
+            loss.backward()  # type: ignore[no-untyped-call]
+            marks.append(mark())
 
-                progress.phase = "optimizer"
-                optimizer.step()  # type: ignore[union-attr]
-                optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
-                after_optimizer = mark()
+            progress.phase = "optimizer"
+            training.optimizer.step()
+            training.optimizer.zero_grad(set_to_none=True)
+            marks.append(mark())
+        else:
+            marks += [marks[-1], marks[-1]]  # phases that do not happen take no time
 
-            progress.phase = "other"
-            if shapes.on_batch is not None:
-                shapes.on_batch(inputs, output, global_rows)
-            del output, fetched, inputs
-            marks = [
-                begin,
-                after_data,
-                after_transfer,
-                after_forward,
-                after_backward,
-                after_optimizer,
-            ]
-            recorder.add(
-                Row(
-                    batch.step,
-                    batch.epoch,
-                    global_rows,
-                    rows,
-                    marks,
-                    tuple(strategy.parts),
-                    None if loss is None else loss.detach(),
-                    peak_resident_bytes(),
-                )
-            )
-            begin = mark()
-            marks.append(begin)
-
-            if recorder.flush_due():
-                recorder.flush()
-                begin = mark()
+        progress.phase = "other"
+        if shapes.on_batch is not None:
+            shapes.on_batch(inputs, output, global_rows)
+        kept = None if loss is None else loss.detach()
+        parts = tuple(strategy.parts)
+        peak = peak_resident_bytes()
+        recorder.add(Row(batch.step, batch.epoch, global_rows, rows, marks, parts, kept, peak))
+        del output, fetched, inputs, loss  # the next batch must not find this one in memory
+        end = mark()
+        marks.append(end)
+        if recorder.flush_due():
+            recorder.flush()
+            end = mark()
+        marks = [end]
     recorder.flush()

@@ -21,8 +21,8 @@ from dpexp.comm import Comm, connect
 from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import ConfigError, NonFiniteLossError
-from dpexp.loop import Progress, run_steps
-from dpexp.losses import Loss, make_loss
+from dpexp.loop import Progress, Training, Work, run_steps
+from dpexp.losses import make_loss
 from dpexp.parallel import Context, make_strategy
 from dpexp.plan import RunPlan
 from dpexp.recorder import Recorder
@@ -99,25 +99,23 @@ def _measure(
     model = build_model(config.model, device)
     facts = _model_facts(model, rank)
     strategy.wrap(model)
-    optimizer, loss_of = _training(job, model)
+    training = _training(job, model)
     seed_all(seed_of_rank(config.seed, rank))
 
     if config.shapes.print:
         TutorialPrinter(plan, comm.rank).attach(shapes)
     with _sinks(job, comm, board, len(schedule)) as sinks:
         recorder = Recorder(plan, comm, clock, sinks)
-        with watch_submodules(model, config.shapes.depth, shapes), _flushed(recorder):
-            run_steps(
-                batches,
-                strategy,
-                clock,
-                recorder,
-                shapes,
-                progress,
-                config.forward_kwargs,
-                loss_of,
-                optimizer,
+        with (
+            watch_submodules(model, config.shapes.depth, shapes),
+            torch.set_grad_enabled(training is not None),
+            _flushed(recorder),
+        ):
+            work = Work(
+                strategy, clock, recorder, shapes, progress, training, config.forward_kwargs
             )
+            run_steps(batches, work)
+        del work  # it holds the DDP object; see run_rank
     progress.phase = "finish"
     if rank == 0:
         facts["final_sha256"] = fingerprint(model)
@@ -204,14 +202,12 @@ def _flushed(recorder: Recorder) -> Iterator[None]:
         raise  # the reason why the steps ended, not what writing them met
 
 
-def _training(
-    job: RankJob, model: torch.nn.Module
-) -> tuple[torch.optim.Optimizer | None, Loss | None]:
+def _training(job: RankJob, model: torch.nn.Module) -> Training | None:
     config = job.plan.config
     if config.task is not Task.train:
-        return None, None
+        return None
     custom = build("loss", config.loss) if isinstance(config.loss, dict) else None
-    return build_optimizer(config.optimizer, model), make_loss(config.loss, custom)
+    return Training(make_loss(config.loss, custom), build_optimizer(config.optimizer, model))
 
 
 def _schedule_notes(plan: RunPlan, schedule: Schedule) -> list[str]:

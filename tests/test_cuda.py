@@ -1,0 +1,62 @@
+"""What needs a CUDA device. Skipped elsewhere; not yet run on one."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+import dpexp
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MLP = ["model=mlp", "model.widths=[5,64,2]", "task=train", "batch_size=30", "epochs=5"]
+
+
+def weights(run: dpexp.Run) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(run.folder / "weights.pt", weights_only=True)
+    return {name: tensor.cpu() for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("parallel", ["none", "dp", "ddp"])
+def test_one_cuda_device_gives_the_weights_of_the_cpu(parallel: str, workdir: Path) -> None:
+    options = [*MLP, "num_devices=1", "save_weights=true"]
+    on_cpu = dpexp.run([*options, "device=cpu"])
+    on_cuda = dpexp.run([*options, "device=cuda", f"parallel={parallel}"])
+    assert on_cuda.result.status == "ok"
+    assert on_cuda.result.emulated is False
+    for name, expected in weights(on_cpu).items():
+        torch.testing.assert_close(weights(on_cuda)[name], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_device_time_phases_add_up_to_the_step_and_memory_is_that_of_the_device(
+    workdir: Path,
+) -> None:
+    run = dpexp.run([*MLP, "device=cuda"])
+    memory = run.result.memory
+    assert memory is not None
+    assert memory["peak_device_bytes"]["cuda:0"] > 0
+    with (run.folder / "steps.rank0.csv").open() as file:
+        for row in csv.DictReader(file):
+            phases = ("data", "transfer", "forward", "backward", "optimizer", "other")
+            total = sum(float(row[f"{phase}_s"]) for phase in phases)
+            assert total == pytest.approx(float(row["step_s"]), rel=1e-3)
+
+
+def test_a_device_number_that_is_not_there_is_refused(workdir: Path) -> None:
+    with pytest.raises(dpexp.ConfigError, match="device='cuda:99'"):
+        dpexp.run(["device=cuda:99"])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("parallel", ["dp", "ddp"])
+def test_two_cuda_devices_give_the_weights_of_one(parallel: str, workdir: Path) -> None:
+    options = [*MLP, "device=cuda", "save_weights=true"]
+    one = dpexp.run([*options, "num_devices=1"])
+    two = dpexp.run([*options, "num_devices=2", f"parallel={parallel}"])
+    for name, expected in weights(one).items():
+        torch.testing.assert_close(weights(two)[name], expected, atol=1e-5, rtol=1e-5)
