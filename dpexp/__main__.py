@@ -18,7 +18,7 @@ from dpexp.cell import InterruptedRunError, claim_folder, run_cell, unreadable
 from dpexp.config import load
 from dpexp.errors import ConfigError
 from dpexp.records import RunResult
-from dpexp.sweep import finish
+from dpexp.sweep import begun, finish
 
 
 def run_job(composed: DictConfig) -> float | None:
@@ -75,6 +75,9 @@ def main() -> None:
     except ConfigError as error:
         console.refuse(error)
     except (HydraException, OmegaConfBaseException) as error:
+        folder = begun.get()
+        if folder is not None:
+            compose.discard(folder)  # no cell has run: Hydra composes all of them first
         console.refuse(compose.explain(error, arguments), cause=error)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ def rows_in(dataset: Any) -> int:
             type(dataset).__name__,
             "has no length: only map-style datasets "
             "(__len__ and __getitem__) can be cut into a schedule of batches",
+            fix="give it __len__, or take another dataset",
         )
     if len(dataset) == 0:
         raise ConfigError(
@@ -155,7 +157,9 @@ def move(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
-        return {key: move(entry, device) for key, entry in value.items()}
+        moved = copy.copy(value)  # of the same type, whatever its constructor takes
+        moved.update((key, move(entry, device)) for key, entry in value.items())
+        return moved
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(move(entry, device) for entry in value))
     if isinstance(value, (tuple, list)):

@@ -127,8 +127,10 @@ def build_optimizer(node: dict[str, Any], model: nn.Module) -> torch.optim.Optim
     make = build("optimizer", node, partial=True)
     try:
         return make(trainable)  # type: ignore[no-any-return]
+    except ConfigError:
+        raise
     except Exception as cause:
         error = explain_call("optimizer", node["_target_"], cause)
         if isinstance(cause, ValueError):  # torch's optimizers: "Invalid learning rate: -1"
-            error = ConfigError("optimizer", node["_target_"], str(cause))
+            error = ConfigError("optimizer", node["_target_"], str(cause), fix="optimizer.lr=0.01")
         raise error from cause

@@ -10,8 +10,7 @@ from typing import Any
 from dpexp import env, server
 from dpexp.check import check
 from dpexp.config import to_plain
-from dpexp.errors import ConfigError
-from dpexp.plan import SkippedCellError
+from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import Config, StrategyName
 
@@ -44,7 +43,7 @@ def run_cell(
     """
     environment: dict[str, Any] = {"variables": env.recorded()}
     try:
-        check(config)
+        check(config, in_sweep=in_sweep)
         outer = env.outer_launcher()
         if outer is None:
             ddp = config.parallel.strategy is StrategyName.ddp
@@ -55,7 +54,7 @@ def run_cell(
 
         facts = gather_facts()
         environment = describe_environment(facts)
-        plan = make_plan(config, facts, in_sweep=in_sweep)
+        plan = make_plan(config, facts)
     except ConfigError as error:
         if not in_sweep:
             raise

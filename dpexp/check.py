@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dpexp.errors import ConfigError
+from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.schema import Config, StrategyName
 
 DEVICE_FORMS = "auto, cpu, cuda, cuda:<i>, mps, xpu (no spaces, lower case)"
@@ -20,11 +20,15 @@ DDP_OPTIONS = (
 )
 
 
-def check(config: Config) -> None:
+def check(config: Config, *, in_sweep: bool = False) -> None:
     """Refuse what is wrong whatever the hardware.
+
+    Args:
+        in_sweep: a cell of a sweep's grid; a combination without meaning is then skipped.
 
     Raises:
         ConfigError: see the message.
+        SkippedCellError: (in a sweep) the cell means nothing: `none` on several devices.
     """
     _check_device_string(config.device)
     asked = config.num_devices
@@ -38,19 +42,11 @@ def check(config: Config) -> None:
             allowed=f"auto, or a whole number from 1 to {MAX_DEVICES}",
             fix="num_devices=2",
         )
-    minima = {
-        "batch_size": (config.batch_size, 1),
-        "epochs": (config.epochs, 1),
-        "warmup_steps": (config.warmup_steps, 0),
-        "loader.workers": (config.loader.workers, 0),
-        "shapes.depth": (config.shapes.depth, 0),
-        "seed": (config.seed, 0),
-    }
-    for key, (value, least) in minima.items():
-        if value is not None and value < least:
-            raise ConfigError(
-                key, value, "is too small", allowed=f"{least} or more", fix=f"{key}={max(least, 1)}"
-            )
+    if config.parallel.strategy is StrategyName.none and asked not in ("auto", 1):
+        kind = SkippedCellError if in_sweep else ConfigError
+        fix = "num_devices=1, or parallel=dp"
+        raise kind("num_devices", asked, "parallel=none uses one device", fix=fix)
+    _check_minima(config)
     if config.steps is not None and config.steps < 1:
         raise ConfigError(
             "steps",
@@ -78,6 +74,22 @@ def check(config: Config) -> None:
     _check_loss(config)
 
 
+def _check_minima(config: Config) -> None:
+    minima = {
+        "batch_size": (config.batch_size, 1),
+        "epochs": (config.epochs, 1),
+        "warmup_steps": (config.warmup_steps, 0),
+        "loader.workers": (config.loader.workers, 0),
+        "shapes.depth": (config.shapes.depth, 0),
+        "seed": (config.seed, 0),
+    }
+    for key, (value, least) in minima.items():
+        if value is not None and value < least:
+            raise ConfigError(
+                key, value, "is too small", allowed=f"{least} or more", fix=f"{key}={max(least, 1)}"
+            )
+
+
 def _check_device_string(device: object) -> None:
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         close = str(device).replace(" ", "").lower()
@@ -93,7 +105,7 @@ def _check_options(config: Config) -> None:
             raise ConfigError(
                 f"parallel.{missing[0]}", None, "ddp needs a value", fix="parallel=ddp"
             )
-        if options.bucket_cap_mb is not None and options.bucket_cap_mb <= 0:
+        if options.bucket_cap_mb is not None and not options.bucket_cap_mb > 0:
             raise ConfigError(
                 "parallel.bucket_cap_mb",
                 options.bucket_cap_mb,

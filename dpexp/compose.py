@@ -17,12 +17,15 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from dpexp import env
+from dpexp.check import DDP_OPTIONS
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.schema import GROUPS, NESTED, Config, StrategyName
 
 RUNS = "outputs/runs"
 SWEEPS = "outputs/sweeps"
 # One per process: two processes started in the same second still get two folders.
+# A choice that cannot be the name of an option, alone or in a sweep's list.
+_NO_NAME = re.compile(r"(^|,)\s*(null|true|false|-?[0-9.]+|[\[{].*)?\s*(,|$)")
 _RUN_ID = secrets.token_hex(3)
 
 
@@ -70,12 +73,19 @@ def shared_folder(outer: env.OuterLauncher, base: str) -> str:
 
 
 def discard(folder: Path) -> None:
-    """Remove what Hydra put into a run's folder before the run was refused, and nothing else."""
+    """Remove what Hydra put into a folder before the run or sweep was refused, and nothing else.
+
+    Also the folders above it, where they are dpexp's own and now empty.
+    """
     shutil.rmtree(folder / ".hydra", ignore_errors=True)
-    for each in (folder, folder.parent):
+    (folder / "multirun.yaml").unlink(missing_ok=True)
+    folder = folder.absolute()
+    own = Path(RUNS).absolute().parent
+    above = [each for each in folder.parents if each == own or own in each.parents]
+    for each in (folder, *above):
         try:
             each.rmdir()
-        except OSError:  # not empty: somebody else's, or not ours to judge
+        except OSError:  # not empty: not ours to judge
             return
 
 
@@ -83,30 +93,38 @@ def cell_name(strategy: str, num_devices: Any, device: str) -> str:
     """A cell's name, ``ddp_n2``; ``auto`` becomes the number that the plan will use."""
     if num_devices == "auto":
         from dpexp.device import gather_facts
-        from dpexp.plan import device_type_of, resolve_num_devices
+        from dpexp.plan import device_type_of, first_index_of, resolve_num_devices
 
         facts = gather_facts()
         kind = device_type_of(str(device), facts)
-        num_devices = resolve_num_devices("auto", StrategyName(strategy), kind, 0, facts)
+        first = first_index_of(str(device))
+        num_devices = resolve_num_devices("auto", StrategyName(strategy), kind, first, facts)
     return f"{strategy}_n{num_devices}"
 
 
 def refuse_bad_choices(arguments: list[str]) -> None:
-    """Refuse ``group=null`` and ``~group``, for which Hydra has only a traceback.
+    """Refuse ``group=null``, ``group=3`` and ``~group``: Hydra has only a traceback for them.
 
     Raises:
         ConfigError: a config group would be left without a choice.
     """
-    for group, options in GROUPS.items():
-        for argument in arguments:
-            if re.fullmatch(rf"(~{group}(=.*)?|\+{{0,2}}{group}=(null)?)", argument):
-                raise ConfigError(
-                    group,
-                    argument.removeprefix(f"{group}="),
-                    "a config group needs one of its options",
-                    allowed=", ".join(options),
-                    fix=f"{group}={options[-1]}",
-                )
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if argument.startswith("="):
+            raise ConfigError(
+                argument, NO_VALUE, "an override needs a key", fix="key=value; see --help"
+            )
+        group = key.lstrip("~+")
+        if group not in GROUPS or not (key.startswith("~") or _NO_NAME.search(value)):
+            continue
+        options = GROUPS[group]
+        raise ConfigError(
+            group,
+            argument if key.startswith("~") else value,
+            "a config group needs one of its options",
+            allowed=", ".join(options),
+            fix=f"{group}={options[-1]}",
+        )
 
 
 def explain(error: Exception, arguments: list[str]) -> ConfigError:
@@ -130,17 +148,24 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
     if missing is not None:
         key = missing[1]
         value = next((a.split("=", 1)[1] for a in arguments if a.startswith(f"{key}=")), NO_VALUE)
-        known = [spec.name for spec in fields(Config)]
-        known += [f"{name}.{spec.name}" for name, node in NESTED.items() for spec in fields(node)]
-        close = _close(key, known)
-        return ConfigError(
-            key,
-            value,
-            "there is no such key",
-            fix=f"{close}=…" if close else f"+{key}=… to add it, or --help for all keys",
-        )
+        return _missing_key(key, value)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return ConfigError("config", NO_VALUE, " ".join(lines[:4]).rstrip("."), fix="--help")
+
+
+def _missing_key(key: str, value: object) -> ConfigError:
+    """Why there is no such key, and what to type instead."""
+    group, _, name = key.partition(".")
+    if group == "parallel" and name in DDP_OPTIONS:
+        return ConfigError(key, value, "is an option of ddp", fix="parallel=ddp")
+    if group in ("dataset", "model", "optimizer") and name:
+        problem = f"the chosen {group} has no such argument"
+        return ConfigError(key, value, problem, fix=f"+{key}=… to add it, or another {group}")
+    known = [spec.name for spec in fields(NESTED[group] if group in NESTED and name else Config)]
+    close = _close(name or group, known)
+    typed = f"{group}.{close}" if name else close
+    fix = f"{typed}=…" if close else f"+{key}=… to add it, or --help for all keys"
+    return ConfigError(key, value, "there is no such key", fix=fix)
 
 
 def _close(word: str, known: Sequence[str]) -> str | None:
@@ -161,7 +186,7 @@ def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> 
             fix="python -m dpexp -m …, without torchrun",
         )
     added = ["hydra.mode=RUN"]
-    if not any(argument.startswith("hydra.run.dir=") for argument in arguments):
+    if not any(argument.lstrip("+").startswith("hydra.run.dir=") for argument in arguments):
         added.append(f"hydra.run.dir={shared_folder(outer, RUNS)}")
     if outer.rank != 0:
         added.append("hydra.output_subdir=null")  # .hydra/ is written once

@@ -189,7 +189,7 @@ def _describe(expected: Any) -> str:
     if _is_union(expected):
         return " or ".join(_describe(option) for option in expected.__args__)
     if getattr(expected, "__origin__", None) is list:
-        return f"a list of {_describe(expected.__args__[0])}s, like [8,16]"
+        return "a list of numbers, like [8,16]"
     if isinstance(expected, type) and issubclass(expected, Enum):
         return ", ".join(member.value for member in expected)
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

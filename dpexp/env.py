@@ -37,7 +37,14 @@ def outer_launcher() -> OuterLauncher | None:
     Only torchrun's own variables count. Those of Slurm or MPI alone do not: they are also set
     in an interactive shell, where waiting for other tasks would never end.
     """
-    names = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+    names = (
+        "TORCHELASTIC_RUN_ID",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    )
     if any(name not in os.environ for name in names):
         return None
     return OuterLauncher(

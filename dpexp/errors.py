@@ -31,7 +31,10 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive the default pickling of exceptions.
-        return (_rebuild, (self.key, repr(self.value), self.problem, self.allowed, self.fix))
+        return (
+            _rebuild,
+            (type(self), self.key, repr(self.value), self.problem, self.allowed, self.fix),
+        )
 
     def paragraph(self) -> str:
         """The refusal as one paragraph for a person."""
@@ -42,6 +45,10 @@ class ConfigError(ValueError):
         if self.fix:
             text += f" Try: {self.fix}"
         return text
+
+
+class SkippedCellError(ConfigError):
+    """A combination of a sweep's grid that means nothing, as opposed to a mistake."""
 
 
 class _Verbatim:
@@ -62,12 +69,17 @@ class NonFiniteLossError(ArithmeticError):
 
     def __init__(self, step: int) -> None:
         self.step = step
-        super().__init__(f"non-finite loss at step {step}")
+        super().__init__(step)
+
+    def __str__(self) -> str:
+        return f"non-finite loss at step {self.step}"
 
 
-def _rebuild(key: str, shown: str, problem: str, allowed: str, fix: str) -> ConfigError:
+def _rebuild(
+    kind: type[ConfigError], key: str, shown: str, problem: str, allowed: str, fix: str
+) -> ConfigError:
     value = NO_VALUE if shown == "" else _Verbatim(shown)
-    return ConfigError(key, value, problem, allowed=allowed, fix=fix)
+    return kind(key, value, problem, allowed=allowed, fix=fix)
 
 
 def _show(value: object) -> str:

@@ -16,10 +16,6 @@ from dpexp.schema import Config, Scaling, StrategyName
 ONE_PROCESS = (StrategyName.none, StrategyName.dp)
 
 
-class SkippedCellError(ConfigError):
-    """A combination of a sweep's grid that means nothing, as opposed to a mistake."""
-
-
 @dataclass(frozen=True)
 class HardwareFacts:
     """What the machine offers, as far as a plan depends on it."""
@@ -58,22 +54,20 @@ class RunPlan:
         return f"{self.device_type}:{self.first_index + rank}"
 
 
-def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -> RunPlan:
+def make_plan(config: Config, facts: HardwareFacts) -> RunPlan:
     """Decide devices, processes, threads and batch sizes.
 
     Args:
         config: already accepted by :func:`dpexp.check.check`.
         facts: of the machine the run is for.
-        in_sweep: a cell of a sweep's grid; a combination without meaning is then skipped.
 
     Raises:
         ConfigError: the config asks for what this machine or torch cannot do.
-        SkippedCellError: (in a sweep) the cell means nothing, such as `none` on 4 devices.
     """
     strategy = config.parallel.strategy
     device_type, first_index = _device(config, facts)
     num_devices = resolve_num_devices(config.num_devices, strategy, device_type, first_index, facts)
-    _check_count(config, facts, device_type, first_index, num_devices, in_sweep)
+    _check_count(config, facts, device_type, first_index, num_devices)
     num_processes = 1 if strategy in ONE_PROCESS else num_devices
     if facts.outer_world_size is not None and facts.outer_world_size != num_processes:
         raise ConfigError(
@@ -123,6 +117,11 @@ def resolve_num_devices(
     return max(1, facts.num_accelerators - first_index)
 
 
+def first_index_of(device: str) -> int:
+    """The number of the first device: the 1 of ``cuda:1``, else 0."""
+    return int(device.split(":")[1]) if ":" in device else 0
+
+
 def device_type_of(device: str, facts: HardwareFacts) -> str:
     """The type a valid device string stands for on this machine (not checked to exist)."""
     if device == "auto":
@@ -141,7 +140,7 @@ def _device(config: Config, facts: HardwareFacts) -> tuple[str, int]:
             allowed="cpu" + (f", {facts.accelerator}" if facts.accelerator else ""),
             fix="device=auto",
         )
-    index = int(config.device.split(":")[1]) if ":" in config.device else 0
+    index = first_index_of(config.device)
     if device_type != "cpu" and index >= facts.num_accelerators:
         raise ConfigError(
             "device",
@@ -154,17 +153,9 @@ def _device(config: Config, facts: HardwareFacts) -> tuple[str, int]:
 
 
 def _check_count(
-    config: Config, facts: HardwareFacts, device_type: str, first: int, count: int, in_sweep: bool
+    config: Config, facts: HardwareFacts, device_type: str, first: int, count: int
 ) -> None:
     strategy = config.parallel.strategy
-    if strategy is StrategyName.none and count != 1:
-        kind = SkippedCellError if in_sweep else ConfigError
-        raise kind(
-            "num_devices",
-            count,
-            "parallel=none uses one device",
-            fix="num_devices=1, or parallel=dp",
-        )
     if device_type == "cpu":
         return
     if device_type == "mps" and strategy is not StrategyName.none:

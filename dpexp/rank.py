@@ -73,7 +73,7 @@ class LaunchedRank:
 def main(launched: LaunchedRank) -> RunResult | None:
     """Entry point of a launched rank. Does not return when the rank fails."""
     launched.stdio.adopt()
-    agent = {k: v for k, v in os.environ.items() if k.startswith(_AGENT_PREFIXES)}
+    agent = {k: v for k, v in env.snapshot().items() if k.startswith(_AGENT_PREFIXES)}
     env.restore({**launched.variables, **agent})
     enter(launched.user_dir)
     outer = env.outer_launcher()

@@ -92,7 +92,9 @@ class Recorder:
         Raises:
             NonFiniteLossError: a loss is NaN or infinite; everything up to it is written.
         """
-        rows, self._rows = self._rows, []
+        # A signal may have come between a row and its last mark: such a row is not whole.
+        rows = [row for row in self._rows if len(row.marks) == len(PHASES) + 1]
+        self._rows = []
         if not rows:
             return  # every rank has the same steps, so none of them waits for this one
         began_s = timing.now_s()

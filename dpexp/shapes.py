@@ -20,6 +20,8 @@ from dpexp.records import ShapeRecord
 
 # Which replica the current thread works for: set around a replica's forward by the strategies.
 current_replica: contextvars.ContextVar[int] = contextvars.ContextVar("replica", default=0)
+# One for all logs, so that a log can be copied with the model that it watches.
+_COUNTING = threading.Lock()
 
 
 def shape_of(value: Any) -> Any:
@@ -74,7 +76,6 @@ class ShapeLog:
         # Replica number 0 of this process is device `first_replica` of the whole run.
         self.first_replica = first_replica
         self._seen: dict[tuple[Any, ...], list[int]] = {}
-        self._lock = threading.Lock()
         # Listeners: (step, replica, input shape, output shape) of each call of the model, and
         # (inputs, output, global rows) of each step.
         self.on_call: Callable[[int, int, Any, Any], None] | None = None
@@ -87,7 +88,7 @@ class ShapeLog:
             return
         replica += self.first_replica
         key = (module, replica, inputs, outputs)
-        with self._lock:
+        with _COUNTING:
             entry = self._seen.get(key)
             if entry is None:
                 self._seen[key] = [1, self.step, self.step]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, final
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from dpexp.cell import claim_folder
 from dpexp.check import check
 from dpexp.config import load
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
+
+# The folder of the sweep that Hydra has begun in this context, for one that ends before its cells.
+begun: ContextVar[Path | None] = ContextVar("begun", default=None)
 
 
 @final
@@ -42,6 +47,7 @@ class DpexpCallback(Callback):
                     fix="another hydra.sweep.dir, or none: then each sweep gets its own",
                 )
             )
+        begun.set(folder)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
@@ -52,10 +58,6 @@ class DpexpCallback(Callback):
 
 def without_hydra(config: DictConfig) -> DictConfig:
     """A copy of a composed config without Hydra's own node."""
-    import copy
-
-    from omegaconf import open_dict
-
     copied = copy.deepcopy(config)
     with open_dict(copied):
         copied.pop("hydra", None)

@@ -34,6 +34,14 @@ def _children() -> list[psutil.Process]:
     return found
 
 
+@pytest.fixture(autouse=True, scope="session")
+def torch_settled() -> None:
+    """A process's first optimizer sets a cache folder of torch's compiler in the environment."""
+    import torch
+
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
 def _threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.is_alive()}
 
@@ -58,6 +66,8 @@ def nothing_left_behind() -> Iterator[None]:
     # torch's agent sets this one while it runs; it says which signals it handles.
     changed.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
     assert not changed, f"environment changed: {changed}"
+    while _threads() - threads and time.monotonic() < deadline:
+        time.sleep(0.05)  # a loader's feeder thread ends a moment after its process
     assert _threads() <= threads, f"threads left behind: {_threads() - threads}"
     assert Path.cwd() == folder, "the working folder was changed"
     if "torch.distributed" in sys.modules:

@@ -38,13 +38,23 @@ def tensors(path: str, inputs: str | None, target: str | None) -> Rows:
             allowed=", ".join(SUFFIXES),
         )
     if not file.is_file():
-        raise ConfigError("dataset.path", path, f"there is no such file in {Path.cwd()}")
+        raise ConfigError(
+            "dataset.path",
+            path,
+            f"there is no such file in {Path.cwd()}",
+            fix="dataset.path=<a file>",
+        )
     arrays = _read(file, path)
     wanted = _choose(arrays, inputs, target)
     lengths = {name: len(arrays[name]) for name in wanted}
     if len(set(lengths.values())) > 1:
         shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ConfigError("dataset.path", path, f"the arrays differ in rows: {shown}")
+        raise ConfigError(
+            "dataset.path",
+            path,
+            f"the arrays differ in rows: {shown}",
+            fix="dataset.inputs=… dataset.target=…",
+        )
     return Rows(*(arrays[name] for name in wanted))
 
 
@@ -69,7 +79,9 @@ def _read(file: Path, path: str) -> dict[str, torch.Tensor]:
         if isinstance(entry, torch.Tensor) and entry.dim() > 0
     }
     if not arrays:
-        raise ConfigError("dataset.path", path, "holds no array with rows")
+        raise ConfigError(
+            "dataset.path", path, "holds no array with rows", allowed=", ".join(SUFFIXES)
+        )
     return arrays
 
 

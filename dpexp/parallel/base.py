@@ -11,6 +11,7 @@ from torch import nn
 
 from dpexp.batches import Inputs, move
 from dpexp.comm import Comm
+from dpexp.errors import ConfigError
 from dpexp.plan import RunPlan
 from dpexp.schedule import Indices
 from dpexp.shapes import ShapeLog, call_shape, shape_of
@@ -85,6 +86,21 @@ class Strategy(ABC):
 
     def close(self) -> None:  # noqa: B027  # nothing to let go of is a valid answer
         """Let go of the model, threads and hooks."""
+
+    def _scalar(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss, when it is a mean over rows.
+
+        Raises:
+            ConfigError: it has entries; a mean over them may not be what the user wants.
+        """
+        if loss.dim():
+            raise ConfigError(
+                "loss",
+                self.plan.config.loss,
+                f"must be the 0-dim mean over the rows, not of shape {list(loss.shape)}",
+                fix="a loss with reduction='mean'",
+            )
+        return loss
 
     def _noted(self, model: nn.Module, inputs: Inputs) -> Any:
         """Call a model that has one replica in this process, and note its shapes."""

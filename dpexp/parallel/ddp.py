@@ -56,6 +56,7 @@ class DistributedDataParallel(Strategy):
         # DDP divides the sum of the ranks' gradients by the world size; the single device's
         # gradient is the sum of the ranks' mean gradients weighted by rows / global rows.
         weight = rows * self.comm.world_size / global_rows
+        loss = self._scalar(loss)
         return loss if weight == 1.0 else loss * weight
 
     def close(self) -> None:

@@ -64,10 +64,10 @@ class DataParallel(Strategy):
         return self._model(*inputs.args, **inputs.kwargs)
 
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
-        if loss.dim() == 0:
-            return loss
-        # The model returned its own mean loss on each active replica.
         sizes = [size for size in chunk_sizes(global_rows, self.plan.num_devices) if size]
+        if loss.dim() == 0 or len(loss) != len(sizes):
+            return self._scalar(loss)
+        # The model returned its own mean loss on each active replica.
         weights = torch.tensor(sizes, dtype=loss.dtype, device=loss.device) / global_rows
         return torch.dot(loss, weights)
 

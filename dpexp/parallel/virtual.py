@@ -30,9 +30,14 @@ class VirtualDevices:
 
     def __init__(self, count: int, threads_each: int) -> None:
         self._count = count
+        self._threads_each = threads_each
         self._pool = ThreadPoolExecutor(
             count, "dpexp-device", initializer=torch.set_num_threads, initargs=(threads_each,)
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy gets threads of its own; they start when they are first needed.
+        return VirtualDevices, (self._count, self._threads_each)
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Positional and keyword arguments per device; the shorter side is padded as torch does."""

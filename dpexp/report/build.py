@@ -38,7 +38,9 @@ def build(folder: Path, overrides: list[str]) -> list[Cell]:
     runs = read_cells(folder)
     cells = analyse(runs)
     command = shlex.join(["python", "-m", "dpexp", "-m", *overrides])
-    environment: dict[str, Any] = next((run["environment"] for run in runs.values()), {})
+    # A cell that was refused may not know the machine.
+    known = [run for run in runs.values() if run["status"] == "ok"] or list(runs.values())
+    environment: dict[str, Any] = known[0]["environment"] if known else {}
     plain = {
         "schema": SCHEMA,
         "command": command,
@@ -49,7 +51,7 @@ def build(folder: Path, overrides: list[str]) -> list[Cell]:
     write_whole(folder / "sweep.json", json.dumps(plain, indent=2, allow_nan=False) + "\n")
     write_whole(folder / "summary.csv", _csv(cells))
     write_whole(folder / "report.md", markdown(f"Sweep {folder.name}", cells, environment, command))
-    _write_board(folder / "scaling", cells)
+    _write_boards(folder / "scaling", cells)
     return cells
 
 
@@ -72,17 +74,27 @@ def _csv(cells: list[Cell]) -> str:
     return text.getvalue()
 
 
-def _write_board(folder: Path, cells: list[Cell]) -> None:
-    """A TensorBoard run whose x axis is the number of devices."""
-    for old in folder.glob("events.out.tfevents.*"):
+def _write_boards(folder: Path, cells: list[Cell]) -> None:
+    """TensorBoard runs whose x axis is the number of devices.
+
+    One run; a sweep that also varies other keys gets one below it for each of their settings,
+    since a curve over devices means something only where the rest is equal.
+    """
+    for old in folder.glob("**/events.out.tfevents.*"):
         old.unlink()  # two files in one run would be read as one zigzag
-    measured = {(c.parallel, c.num_devices or 0): c for c in cells if c.samples_per_s is not None}
-    if not measured:
-        return
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.samples_per_s is not None:
+            groups.setdefault(cell.setting, []).append(cell)
+    for setting, members in groups.items():
+        _write_board(folder / setting if len(groups) > 1 else folder, members)
+
+
+def _write_board(folder: Path, cells: list[Cell]) -> None:
     writer = EventFileWriter(str(folder))
-    for (parallel, count), cell in sorted(measured.items(), key=lambda item: item[0]):
+    for cell in sorted(cells, key=lambda cell: (cell.parallel, cell.num_devices or 0)):
         values = [
-            Summary.Value(tag=f"scaling/{parallel}/{name}", simple_value=value)
+            Summary.Value(tag=f"scaling/{cell.parallel}/{name}", simple_value=value)
             for name, value in (
                 ("samples_per_s", cell.samples_per_s),
                 ("speedup", cell.speedup),
@@ -90,7 +102,7 @@ def _write_board(folder: Path, cells: list[Cell]) -> None:
             )
             if value is not None
         ]
-        writer.add_event(Event(step=count, summary=Summary(value=values)))
+        writer.add_event(Event(step=cell.num_devices or 0, summary=Summary(value=values)))
     writer.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ class Cell:
     label: str
     parallel: str
     num_devices: int | None
+    setting: str  # the keys that vary in the sweep besides parallel and num_devices; a file name
     status: str
     reason: str | None
     emulated: bool
@@ -42,11 +44,18 @@ def analyse(runs: dict[str, dict[str, Any]]) -> list[Cell]:
     Args:
         runs: ``run.json`` data by folder name, in the order of the sweep.
     """
-    return [_cell(name, run, _baseline(run, runs), runs) for name, run in runs.items()]
+    settings = _settings(runs)
+    return [
+        _cell(name, run, settings[name], _baseline(run, runs), runs) for name, run in runs.items()
+    ]
 
 
 def _cell(
-    folder: str, run: dict[str, Any], baseline: str | None, runs: dict[str, dict[str, Any]]
+    folder: str,
+    run: dict[str, Any],
+    setting: str,
+    baseline: str | None,
+    runs: dict[str, dict[str, Any]],
 ) -> Cell:
     rate = _rate(run)
     speedup = efficiency = None
@@ -64,6 +73,7 @@ def _cell(
         label=run["label"],
         parallel=run["parallel"],
         num_devices=run.get("num_devices"),
+        setting=setting,
         status=run["status"],
         reason=error.get("message"),
         emulated=bool(run.get("emulated")),
@@ -85,6 +95,25 @@ def _rate(run: dict[str, Any]) -> float | None:
         return None
     rate = (run.get("throughput") or {}).get("samples_per_s")
     return float(rate) if rate else None
+
+
+def _settings(runs: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """What tells each run's group from the others: ``batch_size=50``, or "" for a single group."""
+    flat = {name: _flat(json.loads(_group(run))) for name, run in runs.items()}
+    keys = sorted({key for row in flat.values() for key in row})
+    varying = [key for key in keys if len({row.get(key) for row in flat.values()}) > 1]
+    texts = {
+        name: ",".join(f"{key}={row[key]}" for key in varying if key in row)
+        for name, row in flat.items()
+    }
+    return {name: re.sub(r"[^A-Za-z0-9=.,_-]+", "-", text)[:120] for name, text in texts.items()}
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, str]:
+    if isinstance(node, dict):
+        pairs = [_flat(value, f"{prefix}{key}.") for key, value in node.items()]
+        return {key: value for pair in pairs for key, value in pair.items()}
+    return {prefix.rstrip("."): str(node)}
 
 
 def _group(run: dict[str, Any]) -> str:

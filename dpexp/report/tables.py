@@ -56,13 +56,18 @@ def scaling_title(cells: Sequence[Cell]) -> str:
 
 
 def print_scaling(cells: Sequence[Cell], console: Console) -> None:
-    """The scaling table, then what failed or was skipped, with reasons."""
+    """The scaling table, then what failed or was skipped, with reasons.
+
+    A last column tells cells apart that differ in more than strategy and number of devices.
+    """
     console.print(escape(scaling_title(cells)), soft_wrap=True, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for index, head in enumerate(HEADER):
+    varies = any(cell.setting for cell in cells)
+    for index, head in enumerate((*HEADER, "setting") if varies else HEADER):
         table.add_column(head, justify="right" if 2 <= index <= 8 else "left", no_wrap=True)
     for cell in cells:
-        table.add_row(*(escape(text) for text in cell_row(cell)))
+        row = (*cell_row(cell), cell.setting) if varies else cell_row(cell)
+        table.add_row(*(escape(text) for text in row))
     console.print(table)
     for line in reasons(cells):
         console.print(escape(line), soft_wrap=True, highlight=False)
@@ -73,11 +78,16 @@ def reasons(cells: Sequence[Cell]) -> list[str]:
     lines = []
     for cell in cells:
         if cell.status != "ok":
-            lines.append(f"{cell.folder}: {cell.status}: {(cell.reason or '').splitlines()[0]}")
+            lines.append(f"{cell.folder}: {cell.status}: {first_line(cell.reason)}")
     failed = sum(cell.status not in ("ok", "skipped") for cell in cells)
     if failed:
         lines.append(f"{failed} of {len(cells)} cells failed")
     return lines
+
+
+def first_line(text: str | None) -> str:
+    """The first line of a message, or a word for none."""
+    return (text or "").partition("\n")[0] or "no reason recorded"
 
 
 def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], command: str) -> str:

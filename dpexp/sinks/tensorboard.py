@@ -93,7 +93,8 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
         for phase in ("step", *PHASES, *DP_PARTS)
         if getattr(record, f"{phase}_s") is not None
     }
-    scalars["throughput/samples_per_s"] = record.global_rows / record.step_s
+    if record.step_s > 0:  # a device's clock may be too coarse for a step
+        scalars["throughput/samples_per_s"] = record.global_rows / record.step_s
     scalars["memory/peak_mib"] = record.peak_bytes / 2**20
     if record.loss is not None:
         scalars["loss/train"] = record.loss

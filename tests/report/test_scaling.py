@@ -1,0 +1,173 @@
+"""Speed-up and efficiency over the cells of a sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpexp.report.scaling import Cell, analyse
+
+
+def run(
+    parallel: str = "none",
+    num_devices: int = 1,
+    rate: float | None = 100.0,
+    status: str = "ok",
+    **changes: Any,
+) -> dict[str, Any]:
+    """What a cell's run.json holds."""
+    config = {
+        "parallel": {"strategy": parallel},
+        "num_devices": num_devices,
+        "batch_size": 16,
+        "scaling": "strong",
+        **changes.pop("config", {}),
+    }
+    return {
+        "schema": 1,
+        "status": status,
+        "label": f"{parallel}-n{num_devices}",
+        "config": config,
+        "parallel": parallel,
+        "num_devices": num_devices,
+        "emulated": parallel == "dp",
+        "scaling": config["scaling"],
+        "batch": {"global": 16, "per_device": 16 // num_devices},
+        "timing": {"step": {"p50_s": 0.125}},
+        "throughput": {"samples_per_s": rate},
+        "memory": {"peak_bytes": [100, 300]},
+        "error": None,
+        "notes": ["a note"],
+        **changes,
+    }
+
+
+def figures(cells: list[Cell]) -> dict[str, tuple[float | None, float | None, str | None]]:
+    return {cell.folder: (cell.speedup, cell.efficiency, cell.baseline) for cell in cells}
+
+
+def test_a_cell_carries_what_the_tables_show() -> None:
+    (cell,) = analyse({"0_dp_n2": run("dp", 2)})
+    assert cell == Cell(
+        folder="0_dp_n2",
+        label="dp-n2",
+        parallel="dp",
+        num_devices=2,
+        setting="",
+        status="ok",
+        reason=None,
+        emulated=True,
+        scaling="strong",
+        batch_global=16,
+        batch_per_device=8,
+        step_p50_s=0.125,
+        samples_per_s=100.0,
+        speedup=1.0,
+        efficiency=1.0,
+        baseline="0_dp_n2",
+        peak_bytes=300,
+        notes=("a note",),
+    )
+
+
+def test_speed_up_is_the_ratio_of_throughputs_and_efficiency_that_by_devices() -> None:
+    cells = analyse(
+        {
+            "0_none_n1": run("none", 1, 100.0),
+            "1_ddp_n2": run("ddp", 2, 150.0),
+            "2_ddp_n4": run("ddp", 4, 80.0),
+        }
+    )
+    assert figures(cells) == {
+        "0_none_n1": (1.0, 1.0, "0_none_n1"),
+        "1_ddp_n2": (1.5, 0.75, "0_none_n1"),
+        "2_ddp_n4": (0.8, 0.2, "0_none_n1"),  # slower is reported as slower
+    }
+
+
+def test_the_baseline_is_the_none_cell_wherever_it_stands() -> None:
+    cells = analyse({"0_ddp_n1": run("ddp", 1, 50.0), "1_none_n1": run("none", 1, 100.0)})
+    assert figures(cells)["0_ddp_n1"] == (0.5, 0.5, "1_none_n1")
+
+
+def test_without_none_each_strategys_smallest_count_is_its_baseline() -> None:
+    cells = analyse(
+        {
+            "0_ddp_n4": run("ddp", 4, 300.0),
+            "1_ddp_n2": run("ddp", 2, 200.0),
+            "2_dp_n1": run("dp", 1, 10.0),
+        }
+    )
+    assert figures(cells) == {
+        "0_ddp_n4": (1.5, 0.75, "1_ddp_n2"),
+        "1_ddp_n2": (1.0, 1.0, "1_ddp_n2"),
+        "2_dp_n1": (1.0, 1.0, "2_dp_n1"),
+    }
+
+
+@pytest.mark.parametrize("status", ["failed", "skipped", "interrupted"])
+def test_a_cell_that_did_not_end_well_is_no_baseline_and_has_no_figure(status: str) -> None:
+    error = {"message": "rank 1 was killed"}
+    cells = analyse(
+        {
+            "0_none_n1": run("none", 1, None, status, error=error, timing=None, throughput=None),
+            "1_ddp_n1": run("ddp", 1, 50.0),
+            "2_ddp_n2": run("ddp", 2, 75.0),
+        }
+    )
+    assert (cells[0].status, cells[0].reason) == (status, "rank 1 was killed")
+    assert (cells[0].samples_per_s, cells[0].speedup, cells[0].step_p50_s) == (None, None, None)
+    assert figures(cells)["2_ddp_n2"] == (1.5, 0.75, "1_ddp_n1")
+
+
+def test_a_cell_whose_steps_were_all_warm_up_is_no_baseline() -> None:
+    cells = analyse({"0_none_n1": run(rate=None), "1_ddp_n2": run("ddp", 2, 75.0)})
+    assert figures(cells)["1_ddp_n2"] == (1.0, 1.0, "1_ddp_n2")
+
+
+def test_cells_are_compared_only_when_the_rest_of_their_config_is_the_same() -> None:
+    small, large = {"batch_size": 16}, {"batch_size": 64}
+    cells = analyse(
+        {
+            "0_none_n1": run("none", 1, 100.0, config=small),
+            "1_none_n1": run("none", 1, 400.0, config=large),
+            "2_ddp_n2": run("ddp", 2, 200.0, config=small),
+            "3_ddp_n2": run("ddp", 2, 200.0, config=large),
+        }
+    )
+    assert figures(cells)["2_ddp_n2"] == (2.0, 1.0, "0_none_n1")
+    assert figures(cells)["3_ddp_n2"] == (0.5, 0.25, "1_none_n1")
+
+
+def test_strong_and_weak_scaling_have_baselines_of_their_own() -> None:
+    cells = analyse(
+        {
+            "0_none_n1": run("none", 1, 100.0),
+            "1_none_n1": run("none", 1, 50.0, config={"scaling": "weak"}),
+            "2_ddp_n2": run("ddp", 2, 100.0, config={"scaling": "weak"}),
+        }
+    )
+    assert figures(cells)["2_ddp_n2"] == (2.0, 1.0, "1_none_n1")
+
+
+def test_options_of_a_strategy_do_not_part_it_from_its_baseline() -> None:
+    options = {"parallel": {"strategy": "ddp", "bucket_cap_mb": 25.0}}
+    cells = analyse({"0_none_n1": run(), "1_ddp_n2": run("ddp", 2, 150.0, config=options)})
+    assert figures(cells)["1_ddp_n2"] == (1.5, 0.75, "0_none_n1")
+
+
+def test_a_cell_of_which_only_the_error_is_known_is_still_a_cell() -> None:
+    bare = {
+        "schema": 1,
+        "status": "failed",
+        "label": "ddp-ntwo",
+        "config": {},
+        "parallel": "ddp",
+        "num_devices": None,
+        "error": {"message": "num_devices='two': is not a number of devices."},
+    }
+    (cell,) = analyse({"0_ddp_ntwo": bare})
+    assert (cell.num_devices, cell.samples_per_s, cell.peak_bytes) == (None, None, None)
+    assert cell.reason is not None
+    assert "two" in cell.reason

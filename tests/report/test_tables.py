@@ -1,0 +1,201 @@
+"""Tables for the console and for Markdown."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_run_result, make_summary
+from rich.console import Console
+
+from dpexp.report.scaling import Cell
+from dpexp.report.tables import (
+    HEADER,
+    cell_row,
+    markdown,
+    print_run,
+    print_scaling,
+    reasons,
+    scaling_title,
+)
+
+CELL = Cell(
+    folder="1_dp_n2",
+    label="dp-n2",
+    parallel="dp",
+    num_devices=2,
+    setting="",
+    status="ok",
+    reason=None,
+    emulated=True,
+    scaling="strong",
+    batch_global=128,
+    batch_per_device=64,
+    step_p50_s=0.0123456,
+    samples_per_s=10368.4,
+    speedup=0.789,
+    efficiency=0.3945,
+    baseline="0_none_n1",
+    peak_bytes=100,
+    notes=("uneven chunks",),
+)
+FAILED = replace(
+    CELL,
+    folder="2_ddp_n2",
+    label="ddp-n2",
+    parallel="ddp",
+    status="failed",
+    reason="ValueError: a|b <script>\nmore lines",
+    emulated=False,
+    step_p50_s=None,
+    samples_per_s=None,
+    speedup=None,
+    efficiency=None,
+    baseline=None,
+    notes=(),
+)
+SKIPPED = replace(FAILED, folder="3_none_n2", label="none-n2", status="skipped", reason="one")
+
+
+def printed(width: int, show: Any, *args: Any) -> str:
+    file = io.StringIO()
+    show(*args, Console(file=file, width=width))
+    return file.getvalue()
+
+
+def test_a_row_shows_figures_with_their_units() -> None:
+    row = dict(zip(HEADER, cell_row(CELL), strict=True))
+    assert row == {
+        "#": "1",
+        "parallel": "dp emulated",
+        "dev.": "2",
+        "batch": "128",
+        "each": "64",
+        "samples/s": "10,368",
+        "ms/step": "12.346",
+        "speedup": "0.79×",
+        "eff.": "39%",
+        "status": "ok",
+    }
+
+
+def test_what_is_not_known_is_a_dash_and_never_a_zero() -> None:
+    row = dict(zip(HEADER, cell_row(FAILED), strict=True))
+    figures = ("samples/s", "ms/step", "speedup", "eff.")
+    assert [row[name] for name in figures] == ["–"] * 4
+    assert row["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("cells", "title"),
+    [
+        ([CELL], "strong scaling; speed-up against 0_none_n1"),
+        ([CELL, replace(CELL, scaling="weak", baseline="4_none_n1")], "strong and weak scaling; "),
+        ([replace(CELL, baseline=None)], "strong scaling; speed-up against no cell that ran"),
+        ([], "no scaling; speed-up against no cell that ran"),
+    ],
+)
+def test_the_title_names_the_mode_and_the_baselines(cells: list[Cell], title: str) -> None:
+    assert scaling_title(cells).startswith(title)
+
+
+def test_each_cell_without_a_figure_is_given_its_reason_and_failures_are_counted() -> None:
+    assert reasons([CELL, FAILED, SKIPPED]) == [
+        "2_ddp_n2: failed: ValueError: a|b <script>",
+        "3_none_n2: skipped: one",
+        "1 of 3 cells failed",
+    ]
+
+
+def test_skipped_cells_alone_are_no_failures() -> None:
+    assert reasons([CELL, SKIPPED]) == ["3_none_n2: skipped: one"]
+
+
+@pytest.mark.parametrize("reason", [None, ""])
+def test_a_failed_cell_without_a_reason_is_still_listed(reason: str | None) -> None:
+    assert reasons([replace(FAILED, reason=reason)])[0].startswith("2_ddp_n2: failed")
+
+
+def test_the_scaling_table_fits_eighty_columns() -> None:
+    shown = printed(80, print_scaling, [CELL, FAILED])
+    table = [line for line in shown.splitlines() if "128" in line or "samples/s" in line]
+    assert len(table) == 3
+    assert all(len(line) <= 80 and "…" not in line for line in table)
+    assert "2_ddp_n2: failed: ValueError: a|b <script>" in shown
+
+
+def test_square_brackets_in_a_message_are_shown_and_not_read_as_markup() -> None:
+    cell = replace(FAILED, reason="input [1, 3] of [bold]layer[/bold]")
+    assert "input [1, 3] of [bold]layer[/bold]" in printed(80, print_scaling, [cell])
+
+
+def report(cells: list[Cell], **environment: Any) -> list[str]:
+    return markdown("Sweep x", cells, environment, "python -m dpexp -m a=1,2").splitlines()
+
+
+def test_the_report_is_a_markdown_table_with_a_rule_and_a_row_per_cell() -> None:
+    lines = report([CELL, FAILED])
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    table = lines[start : start + 4]
+    assert lines[start - 1] == ""
+    assert table[1] == "|" + "---|" * len(HEADER)
+    assert [line.count("|") for line in table] == [len(HEADER) + 1] * 4
+    assert table[2].startswith("| 1 | dp emulated | 2 | 128 | 64 |")
+
+
+def test_bars_tags_and_line_ends_in_messages_do_not_break_the_report() -> None:
+    assert "- 2_ddp_n2: failed: ValueError: a\\|b &lt;script&gt;" in report([FAILED])
+
+
+def test_the_report_ends_with_the_environment_and_the_command_that_repeats_it() -> None:
+    lines = report([CELL], torch="2.13", cores=4)
+    assert lines[lines.index("## Environment") + 2 :][:2] == ["- torch: 2.13", "- cores: 4"]
+    assert lines[-1] == "    python -m dpexp -m a=1,2"
+
+
+def test_notes_are_told_once_and_emulated_runs_are_called_so() -> None:
+    lines = report([CELL, CELL])
+    assert lines.count("- dp-n2: uneven chunks") == 1
+    assert sum("emulated): its times show" in line for line in lines) == 1
+
+
+def test_a_report_without_dp_says_nothing_of_emulation() -> None:
+    assert not [line for line in report([replace(CELL, emulated=False)]) if "emulated" in line]
+
+
+def shown_run(**changes: Any) -> str:
+    result = make_run_result("dp", 2, **changes)
+    return printed(120, print_run, result.to_dict(), Path("outputs/x"))
+
+
+def test_a_run_shows_its_phases_in_order_and_dps_parts_below_forward() -> None:
+    names = ("step", "data", "forward", "scatter", "gather", "backward", "other")
+    shown = shown_run(timing={name: make_summary(0.0125) for name in names})
+    lines = [line.split() for line in shown.splitlines()]
+    rows = [line for line in lines if line and line[0] in names]
+    assert [row[0] for row in rows] == list(names)
+    assert rows[0][1:] == ["12.5000"] * 4
+
+
+def test_a_run_says_what_it_measured_and_where_it_is() -> None:
+    shown = shown_run(
+        samples_seen=100,
+        throughput={"samples_per_s": 1234.5},
+        loss={"first": 2.0, "last": 0.5},
+    )
+    assert "dp-n2 on cpu, emulated: 3 measured steps after 1 of warm-up" in shown
+    assert "batch 30 rows, 15 per device; 1,234 samples/s over all devices" in shown
+    assert "100 samples seen; peak memory 200 MiB per process; loss 2 to 0.5" in shown
+    assert "tensorboard --logdir outputs/x" in shown
+
+
+def test_a_run_without_measured_steps_shows_dashes() -> None:
+    summary = make_summary(0.1)
+    empty = replace(summary, mean_s=None, p50_s=None, p95_s=None, min_s=None, max_s=None, count=0)
+    shown = shown_run(timing={"step": empty}, throughput={"samples_per_s": None})
+    (row,) = [line.split() for line in shown.splitlines() if line.split()[:1] == ["step"]]
+    assert row == ["step", "–", "–", "–", "–"]
+    assert "– samples/s over all devices" in shown

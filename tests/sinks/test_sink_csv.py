@@ -1,0 +1,166 @@
+"""steps.rank<r>.csv and shapes.csv."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from builders import make_record, make_shape
+
+from dpexp.sinks import CsvSink, write_shapes
+
+COLUMNS = [
+    "step",
+    "epoch",
+    "warmup",
+    "global_rows",
+    "rows",
+    "step_s",
+    "data_s",
+    "transfer_s",
+    "forward_s",
+    "backward_s",
+    "optimizer_s",
+    "other_s",
+    "scatter_s",
+    "replicate_s",
+    "parallel_apply_s",
+    "gather_s",
+    "loss",
+    "peak_bytes",
+]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "steps.rank0.csv"
+
+
+def test_the_head_names_every_column_and_one_per_device(path: Path) -> None:
+    sink = CsvSink(path, 3)
+    heads = path.read_text().splitlines()
+    sink.close()
+    assert heads == [",".join([*COLUMNS, "replica_0_rows", "replica_1_rows", "replica_2_rows"])]
+
+
+def test_a_step_without_loss_and_dp_parts_leaves_those_cells_empty(path: Path) -> None:
+    sink = CsvSink(path, 1)
+    sink.write([make_record(step=7, epoch=1, warmup=True)])
+    sink.close()
+    assert rows_of(path) == [
+        {
+            "step": "7",
+            "epoch": "1",
+            "warmup": "1",
+            "global_rows": "30",
+            "rows": "30",
+            "step_s": "0.02",
+            "data_s": "0.001",
+            "transfer_s": "0.002",
+            "forward_s": "0.005",
+            "backward_s": "0.007",
+            "optimizer_s": "0.003",
+            "other_s": "0.002",
+            "scatter_s": "",
+            "replicate_s": "",
+            "parallel_apply_s": "",
+            "gather_s": "",
+            "loss": "",
+            "peak_bytes": str(64 * 2**20),
+            "replica_0_rows": "30",
+        }
+    ]
+
+
+def test_a_dp_step_has_its_parts_its_loss_and_the_rows_of_each_device(path: Path) -> None:
+    sink = CsvSink(path, 4)
+    record = make_record(
+        global_rows=9,
+        scatter_s=0.0001,
+        replicate_s=0.0002,
+        parallel_apply_s=0.0003,
+        gather_s=0.0004,
+        loss=6.0,
+        replica_rows=(3, 3, 3, 0),
+    )
+    sink.write([record])
+    sink.close()
+    (row,) = rows_of(path)
+    parts = [row[f"{part}_s"] for part in ("scatter", "replicate", "parallel_apply", "gather")]
+    assert parts == ["0.0001", "0.0002", "0.0003", "0.0004"]
+    assert (row["loss"], row["warmup"]) == ("6", "0")
+    assert [row[f"replica_{i}_rows"] for i in range(4)] == ["3", "3", "3", "0"]
+
+
+def test_steps_with_and_without_a_loss_may_follow_each_other(path: Path) -> None:
+    sink = CsvSink(path, 1)
+    sink.write([make_record(0, loss=1.5), make_record(1), make_record(2, loss=0.5)])
+    sink.close()
+    assert [row["loss"] for row in rows_of(path)] == ["1.5", "", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [(0.1234567890123, "0.123456789"), (1e-12, "1e-12"), (math.nan, "nan"), (math.inf, "inf")],
+)
+def test_a_loss_keeps_nine_digits(path: Path, loss: float, text: str) -> None:
+    sink = CsvSink(path, 1)
+    sink.write([make_record(loss=loss)])
+    sink.close()
+    assert rows_of(path)[0]["loss"] == text
+
+
+def test_counters_beyond_32_bits_are_exact(path: Path) -> None:
+    sink = CsvSink(path, 1)
+    sink.write([make_record(step=16777217, peak_bytes=2**40 + 1)])
+    sink.close()
+    (row,) = rows_of(path)
+    assert (row["step"], row["peak_bytes"]) == ("16777217", "1099511627777")
+
+
+def test_written_rows_are_in_the_file_before_it_is_closed(path: Path) -> None:
+    sink = CsvSink(path, 1)
+    sink.write([make_record(0), make_record(1)])
+    assert [row["step"] for row in rows_of(path)] == ["0", "1"]
+    sink.write([make_record(2)])
+    assert [row["step"] for row in rows_of(path)] == ["0", "1", "2"]
+    sink.close()
+
+
+def test_shapes_are_written_one_call_site_a_row(tmp_path: Path) -> None:
+    file = tmp_path / "shapes.csv"
+    nested = make_shape(module="body.0", replica=1, output_shape='{a: [1], "b|c": ([2], [3])}')
+    write_shapes(file, [make_shape(), nested])
+    assert rows_of(file) == [
+        {
+            "module": "",
+            "replica": "0",
+            "input_shape": "[30, 5]",
+            "output_shape": "[30, 2]",
+            "count": "3",
+            "first_step": "0",
+            "last_step": "2",
+        },
+        {
+            "module": "body.0",
+            "replica": "1",
+            "input_shape": "[30, 5]",
+            "output_shape": '{a: [1], "b|c": ([2], [3])}',
+            "count": "3",
+            "first_step": "0",
+            "last_step": "2",
+        },
+    ]
+
+
+def test_without_shapes_only_the_head_is_written(tmp_path: Path) -> None:
+    write_shapes(tmp_path / "shapes.csv", [])
+    assert rows_of(tmp_path / "shapes.csv") == []
+    assert (tmp_path / "shapes.csv").read_text().startswith("module,replica,")

@@ -1,0 +1,280 @@
+"""From the loop's raw marks to step records."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from builders import FakeComm, ListSink, TickClock, make_plan_for
+
+from dpexp import timing
+from dpexp.errors import NonFiniteLossError
+from dpexp.recorder import Recorder, Row
+from dpexp.records import PHASES, StepRecord
+
+# Seconds of the six phases of a step, in their order: together 21 s.
+MARKS = [100, 101, 103, 106, 110, 115, 121]
+
+
+class Bench:
+    """A recorder with what surrounds it, and a host clock that the test moves."""
+
+    def __init__(
+        self,
+        strategy: str = "none",
+        num_devices: int = 1,
+        comm: FakeComm | None = None,
+        **config: Any,
+    ) -> None:
+        self.sink, self.clock = ListSink(), TickClock()
+        plan = make_plan_for(strategy, num_devices, **{"warmup_steps": 0, **config})
+        self.recorder = Recorder(plan, comm or FakeComm(), self.clock, [self.sink])
+
+    def step(self, number: int, loss: float | None = None, **changes: Any) -> None:
+        row = {
+            "step": number,
+            "epoch": 0,
+            "global_rows": 30,
+            "rows": 30,
+            "marks": MARKS,
+            "parts": (),
+            "loss": None if loss is None else torch.tensor(loss),
+            "peak_bytes": 1024,
+        }
+        self.recorder.add(Row(**{**row, **changes}))
+
+    @property
+    def records(self) -> list[StepRecord]:
+        return self.sink.records
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pacing clock's time, as the only entry."""
+    time = [0.0]
+    monkeypatch.setattr(timing, "now_s", lambda: time[0])
+    return time
+
+
+def test_the_phases_are_the_spans_between_the_marks_and_add_up_to_the_step() -> None:
+    bench = Bench()
+    bench.step(0)
+    bench.recorder.flush()
+    (record,) = bench.records
+    spans = [getattr(record, f"{phase}_s") for phase in PHASES]
+    assert spans == [1, 2, 3, 4, 5, 6]
+    assert record.step_s == 21
+    assert (record.step, record.global_rows, record.rows) == (0, 30, 30)
+    assert (record.loss, record.peak_bytes, record.replica_rows) == (None, 1024, (30,))
+
+
+def test_without_dps_four_steps_their_times_are_empty() -> None:
+    bench = Bench("ddp", 2)
+    bench.step(0)
+    bench.recorder.flush()
+    (record,) = bench.records
+    parts = (record.scatter_s, record.replicate_s, record.parallel_apply_s, record.gather_s)
+    assert parts == (None, None, None, None)
+    assert "gather" not in bench.recorder.timing()
+
+
+def test_dps_four_steps_are_the_spans_of_their_pairs_of_marks() -> None:
+    bench = Bench("dp", 2)
+    for step in range(2):
+        bench.step(step, parts=((1, 2), (2, 4), (5, 8), (10, 14)))
+    bench.recorder.flush()
+    for record in bench.records:
+        assert (record.scatter_s, record.replicate_s) == (1, 2)
+        assert (record.parallel_apply_s, record.gather_s) == (3, 4)
+    assert bench.recorder.timing()["gather"].mean_s == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "replicas"), [(9, (3, 3, 3, 0)), (5, (2, 2, 1, 0)), (3, (1, 1, 1, 0))]
+)
+def test_the_rows_of_each_device_are_told_and_zero_for_an_idle_one(
+    rows: int, replicas: tuple[int, ...]
+) -> None:
+    bench = Bench("dp", 4)
+    bench.step(0, global_rows=rows, rows=rows)
+    bench.recorder.flush()
+    assert bench.records[0].replica_rows == replicas
+
+
+def test_warm_up_steps_are_written_and_flagged_but_not_in_the_statistics() -> None:
+    bench = Bench(warmup_steps=2)
+    bench.step(0, marks=[0, 100, 200, 300, 400, 500, 600])
+    bench.step(1, marks=[0, 100, 200, 300, 400, 500, 600])
+    bench.step(2)
+    bench.step(3)
+    bench.recorder.flush()
+    assert [record.warmup for record in bench.records] == [True, True, False, False]
+    summary = bench.recorder.timing()["step"]
+    assert (summary.mean_s, summary.max_s, summary.count) == (21, 21, 2)
+    assert (bench.recorder.steps, bench.recorder.measured_steps) == (4, 2)
+    assert (bench.recorder.rows_seen, bench.recorder.measured_global_rows) == (120, 60)
+    assert bench.recorder.wall_s == 42
+
+
+def test_when_all_steps_are_warm_up_the_statistics_are_null() -> None:
+    bench = Bench("dp", 2, warmup_steps=5)
+    bench.step(0, parts=((1, 2), (2, 4), (5, 8), (10, 14)))
+    bench.recorder.flush()
+    assert bench.recorder.timing()["step"].mean_s is None
+    assert bench.recorder.timing()["gather"].count == 0
+    assert bench.recorder.wall_s == 0
+
+
+def test_statistics_run_over_all_flushes() -> None:
+    bench = Bench()
+    for step, scale in enumerate((1, 2, 3)):
+        bench.step(step, marks=[mark * scale for mark in MARKS])
+        bench.recorder.flush()
+    summary = bench.recorder.timing()["step"]
+    assert (summary.min_s, summary.p50_s, summary.max_s, summary.count) == (21, 42, 63, 3)
+    assert [record.step for record in bench.records] == [0, 1, 2]
+
+
+def test_an_idle_rank_counts_no_rows_but_takes_part() -> None:
+    bench = Bench("ddp", 4, comm=FakeComm(3, 4))
+    bench.step(0, global_rows=3, rows=0)
+    bench.recorder.flush()
+    assert (bench.records[0].rows, bench.records[0].global_rows) == (0, 3)
+    assert (bench.recorder.rows_seen, bench.recorder.measured_global_rows) == (0, 3)
+
+
+def test_a_rank_alone_keeps_its_own_loss() -> None:
+    bench = Bench()
+    bench.step(0, loss=2.0)
+    bench.step(1, loss=0.5)
+    bench.recorder.flush()
+    assert [record.loss for record in bench.records] == [2.0, 0.5]
+    assert (bench.recorder.first_loss, bench.recorder.last_loss) == (2.0, 0.5)
+
+
+def test_the_loss_of_several_ranks_is_the_mean_of_their_weighted_losses() -> None:
+    # Rows 0, 1, 2 on rank 0: mean square 5/3, weighed by 3 * 2 / 5 to 2.
+    # Rows 3, 4 on rank 1: mean square 12.5, weighed by 2 * 2 / 5 to 10. All five: 30 / 5 = 6.
+    bench = Bench("ddp", 2, comm=FakeComm(0, 2, peers_sum=[10.0]))
+    bench.step(0, loss=2.0, global_rows=5, rows=3)
+    bench.recorder.flush()
+    assert bench.records[0].loss == 6.0
+    assert bench.recorder.first_loss == 6.0
+
+
+def test_in_an_emergency_nobody_is_asked_and_a_shared_loss_stays_empty() -> None:
+    class Gone(FakeComm):
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("Connection closed by peer")
+
+        def max(self, value: float) -> float:
+            raise RuntimeError("Connection closed by peer")
+
+    bench = Bench("ddp", 2, comm=Gone(0, 2))
+    bench.step(0, loss=2.0)
+    bench.recorder.flush(together=False)
+    assert [record.loss for record in bench.records] == [None]
+
+
+def test_in_an_emergency_a_rank_alone_still_knows_its_loss() -> None:
+    bench = Bench()
+    bench.step(0, loss=2.0)
+    bench.recorder.flush(together=False)
+    assert [record.loss for record in bench.records] == [2.0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_loss_is_raised_by_its_step_after_everything_is_written(value: float) -> None:
+    bench = Bench()
+    for step in range(3):
+        bench.step(step, loss=1.0)
+    bench.step(3, loss=value)
+    bench.step(4, loss=value)
+    with pytest.raises(NonFiniteLossError, match="at step 3"):
+        bench.recorder.flush()
+    assert [record.step for record in bench.records] == [0, 1, 2, 3, 4]
+
+
+def test_the_device_is_waited_for_once_per_flush() -> None:
+    bench = Bench()
+    for step in range(10):
+        bench.step(step)
+    bench.recorder.flush()
+    assert bench.clock.settled == 1
+
+
+def test_a_flush_without_steps_does_nothing() -> None:
+    bench = Bench("ddp", 2, comm=FakeComm(0, 2))
+    bench.recorder.flush()
+    assert (bench.records, bench.clock.settled) == ([], 0)
+
+
+def test_steps_are_written_once() -> None:
+    bench = Bench()
+    bench.step(0)
+    bench.recorder.flush()
+    bench.recorder.flush()
+    assert len(bench.records) == 1
+
+
+def test_the_first_step_is_flushed_at_once() -> None:
+    bench = Bench()
+    assert not bench.recorder.flush_due()
+    bench.step(0)
+    assert bench.recorder.flush_due()
+
+
+@pytest.mark.usefixtures("now")
+@pytest.mark.parametrize(
+    ("slowest_s", "due"),
+    [
+        (0.001, 8),  # fast steps: at most twice as many as the last time
+        (0.5, 4),  # the aim is half a second
+        (1.0, 2),
+        (100.0, 1),  # never none
+    ],
+)
+def test_the_next_flush_is_due_after_half_a_second_of_the_slowest_rank(
+    slowest_s: float, due: int
+) -> None:
+    bench = Bench("ddp", 2, comm=FakeComm(0, 2, peers_max=slowest_s))
+    for step in range(4):
+        bench.step(step)
+    bench.recorder.flush()  # 4 steps, that took the slowest rank so long
+    taken = 0
+    while not bench.recorder.flush_due():
+        bench.step(4 + taken)
+        taken += 1
+    assert taken == due
+
+
+def test_a_flush_is_paced_by_the_time_since_the_one_before(now: list[float]) -> None:
+    now[0] = 1000.0
+    bench = Bench()
+    for _ in range(2):
+        for step in range(4):
+            bench.step(step)
+        now[0] += 1.0  # 4 steps a second: half a second is 2 steps
+        bench.recorder.flush()
+        bench.step(4)
+        assert not bench.recorder.flush_due()
+        bench.step(5)
+        assert bench.recorder.flush_due()
+        bench.recorder.flush()
+
+
+def test_recording_is_told_apart_and_is_in_no_steps_time(now: list[float]) -> None:
+    class SlowSink(ListSink):
+        def write(self, records: Any) -> None:
+            now[0] += 7.0
+            super().write(records)
+
+    sink = SlowSink()
+    recorder = Recorder(make_plan_for(warmup_steps=0), FakeComm(), TickClock(), [sink])
+    for step in range(2):
+        recorder.add(Row(step, 0, 30, 30, list(MARKS), (), None, 0))
+        recorder.flush()
+    assert recorder.recording_s == 14.0
+    assert [record.step_s for record in sink.records] == [21, 21]

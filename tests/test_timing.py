@@ -1,0 +1,115 @@
+"""Clocks: the host's, and a device's through a stand-in for torch.Event."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from dpexp import timing
+from dpexp.timing import EventClock, HostClock, make_clock
+
+DEVICE = torch.device("meta")
+
+
+class Event:
+    """torch.Event on a device that takes 5 ms from one event to the next."""
+
+    made: ClassVar[list[Event]] = []
+
+    def __init__(self, device: torch.device, enable_timing: bool) -> None:
+        if not enable_timing:
+            raise ValueError("an event without timing cannot be read")
+        self.device = device
+        self.at_ms: float | None = None
+        self.synchronized = 0
+        Event.made.append(self)
+
+    def record(self) -> None:
+        self.at_ms = 5.0 * len(Event.made)
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+    def elapsed_time(self, later: Event) -> float:
+        assert self.at_ms is not None
+        assert later.at_ms is not None
+        return later.at_ms - self.at_ms
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    """The events made so far, in order."""
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(Event, "made", [])
+    return Event.made
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"), [("cpu", HostClock), ("cuda:1", EventClock), ("xpu", EventClock)]
+)
+def test_only_a_cpu_is_timed_by_the_host(device: str, kind: type[Any]) -> None:
+    assert type(make_clock(torch.device(device))) is kind
+
+
+def test_host_marks_are_nanoseconds_and_spans_are_seconds() -> None:
+    spans = HostClock().spans([[1_000, 1_500, 4_000_001_500], [7, 7, 8]])
+    np.testing.assert_allclose(spans, [[5e-7, 4.0], [0.0, 1e-9]], rtol=0, atol=1e-15)
+
+
+def test_host_spans_are_exact_however_long_the_machine_has_been_up() -> None:
+    begin = 400 * 24 * 3600 * 10**9 + 1  # no float64 holds this to the nanosecond
+    assert HostClock().spans([[begin, begin + 3]])[0, 0] == pytest.approx(3e-9, abs=1e-18)
+
+
+def test_host_marks_lie_between_readings_of_the_same_counter() -> None:
+    before = time.perf_counter_ns()
+    mark = HostClock().mark()
+    assert before <= mark <= time.perf_counter_ns()
+
+
+def test_a_host_clock_has_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: Any) -> None:
+        raise AssertionError("a CPU run touched an accelerator")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+    monkeypatch.setattr(torch.accelerator, "synchronize", refuse)
+    clock = HostClock()
+    clock.mark()
+    clock.settle()
+
+
+def test_leaving_marks_never_synchronises(events: list[Event]) -> None:
+    clock = EventClock(DEVICE)
+    marks = [clock.mark() for _ in range(7)]
+    assert marks == events
+    assert [event.synchronized for event in events] == [0] * 7
+    assert {event.device for event in events} == {DEVICE}
+
+
+def test_settling_synchronises_once_on_the_last_event(events: list[Event]) -> None:
+    clock = EventClock(DEVICE)
+    for _ in range(3):
+        clock.mark()
+    clock.settle()
+    assert [event.synchronized for event in events] == [0, 0, 1]
+
+
+def test_settling_before_the_first_mark_waits_for_nothing(events: list[Event]) -> None:
+    EventClock(DEVICE).settle()
+    assert events == []
+
+
+def test_event_times_are_turned_from_milliseconds_into_seconds(events: list[Event]) -> None:
+    clock = EventClock(DEVICE)
+    rows: list[Any] = [[clock.mark() for _ in range(3)], [clock.mark() for _ in range(3)]]
+    np.testing.assert_allclose(clock.spans(rows), [[0.005, 0.005], [0.005, 0.005]], rtol=1e-12)
+    assert sum(event.synchronized for event in events) == 0
+
+
+def test_pacing_reads_a_clock_that_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 12.5)
+    assert timing.now_s() == 12.5
