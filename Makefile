@@ -1,0 +1,76 @@
+# Everything a fresh machine needs: `make demo` to look, `make test` to check.
+# Works with GNU make 3.81 (macOS) and later, and with BSD make. All that is installed lives in
+# .venv; `make clean` removes it.
+
+PYTHON = python3
+VENV   = .venv
+BIN    = $(VENV)/bin
+PIP    = $(BIN)/python -m pip -qq --disable-pip-version-check
+
+# Stamps: made once, and again when the dependencies change. They are gone with the environment.
+MADE = $(VENV)/.made
+DEMO = $(VENV)/.installed-demo
+TEST = $(VENV)/.installed-test
+
+.PHONY: help venv demo test soak clean sound
+.NOTPARALLEL:
+
+help:
+	@echo "make demo    install into $(VENV) and run a sweep over strategies and device counts"
+	@echo "make test    install what the tests need too; lint, types and the tests"
+	@echo "make soak    only the slow tests"
+	@echo "make venv    only make $(VENV), for example to put a torch of your own into it first"
+	@echo "make clean   remove $(VENV) and caches; outputs/ stays"
+	@echo "Another Python: make demo PYTHON=python3.12"
+
+venv: sound $(MADE)
+
+# One thread a device, so that the counts compare: on a CPU a single device would else use all cores.
+demo: sound $(DEMO)
+	@echo "A sweep on 1,797 real images; one thread a device (OMP_NUM_THREADS=1)."
+	@folder="outputs/sweeps/$$(date +%Y-%m-%d)/$$(date +%H-%M-%S)-demo-$$$$"; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m dpexp -m +experiment=digits \
+	    batch_size=240 epochs=8 warmup_steps=8 \
+	    parallel=none,dp,ddp num_devices=1,2,3 hydra.sweep.dir="$$folder" && \
+	echo && echo "Next, type this and open the address that it prints:" && \
+	echo && echo "    $(BIN)/tensorboard --logdir $$folder" && echo
+
+test: sound $(TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow"
+
+soak: sound $(TEST)
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find dpexp tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(MADE):
+	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
+	    echo "There is no $(PYTHON) here. Install Python 3.10 or later, or name yours: make demo PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "dpexp needs Python 3.10 or later; $(PYTHON) is $$("$(PYTHON)" -V 2>&1). Another one: make demo PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "$(PYTHON) cannot make environments: its venv module is missing. On Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+	@echo "Making $(VENV) with $$("$(PYTHON)" -V)"
+	@"$(PYTHON)" -m venv "$(VENV)"
+	@touch $@
+
+$(DEMO): $(MADE) pyproject.toml constraints.txt
+	@echo "Installing dpexp and what it needs into $(VENV) (a first download of torch takes minutes)."
+	@$(PIP) install -c constraints.txt -e '.[digits]'
+	@touch $@
+
+# The test extra has all that the demo needs, so the demo's stamp is made with it.
+$(TEST): $(MADE) pyproject.toml constraints.txt
+	@echo "Installing dpexp and what its tests need into $(VENV) (a first download of torch takes minutes)."
+	@$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $(DEMO) $@
+
+# An environment whose Python is gone (upgraded, moved) fails in ways that are hard to read.
+sound:
+	@if [ -e $(MADE) ] && ! $(BIN)/python -c '' 2>/dev/null; then \
+	    echo "The Python in $(VENV) does not work any more. Type: make clean, then this again" >&2; exit 1; fi

@@ -1,0 +1,218 @@
+"""The documentation does what it says: its commands run, its output is real, its names exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpexp.device import gather_facts
+from dpexp.schema import GROUPS, NESTED, Config
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "docs/architecture.md")
+
+# Commands of the README that this test does not run, and why.
+NOT_RUN = {
+    "make demo": "makes an environment of its own and installs torch into it",
+    "make test": "would run this test again",
+    "python3 -m venv .venv": "makes an environment of its own and installs torch into it",
+    "tensorboard --logdir outputs": "a server: it runs until it is stopped",
+}
+# Commands that are shown because they are refused, with their exit status.
+REFUSED = {'python -m dpexp device="cuda: 0"': 1}
+# What the pages name and a user, a run or a tool makes.
+MADE_BY_USERS = {"make_data.py", "mynet.py", "scale.py", "myconf/model/mynet.yaml"}
+MADE_BY_TOOLS = {".venv/", ".hydra/", "scaling/", "report.md", "multirun.yaml", "dpexp/conf/"}
+
+# All commands run in the setup of the first test.
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block; `shown` is the output printed below it, "" if none is."""
+
+    kind: str
+    code: str
+    shown: str
+
+    @property
+    def name(self) -> str:
+        return self.code.strip().splitlines()[0]
+
+
+def _blocks() -> list[Block]:
+    found = re.findall(
+        r"^```(\w+)\n(.*?)^```$", README.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    following = [*found[1:], ("", "")]
+    return [
+        Block(kind, code, after if next_kind == "text" else "")
+        for (kind, code), (next_kind, after) in zip(found, following, strict=True)
+        if kind != "text"
+    ]
+
+
+def _is_run(block: Block) -> bool:
+    return not any(block.code.startswith(command) for command in NOT_RUN)
+
+
+BLOCKS = _blocks()
+COMMANDS = [block for block in BLOCKS if block.kind == "bash" and _is_run(block)]
+
+
+@pytest.fixture(scope="module")
+def played(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, subprocess.CompletedProcess[str]]:
+    """The README from top to bottom, in one folder, as a reader types it."""
+    folder = tmp_path_factory.mktemp("readme")
+    programs = Path(sys.executable).parent
+    variables = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "80"}
+    ended = {}
+    for block in BLOCKS:
+        if block.kind == "python":
+            name = re.match(r"# (\w+\.py)\n", block.code)
+            assert name is not None, f"this block does not say what its file is called: {block}"
+            (folder / name[1]).write_text(block.code, encoding="utf-8")
+        elif block in COMMANDS:
+            ended[block.code] = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.code],
+                cwd=folder,
+                env=variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=180,
+                check=False,
+            )
+    return ended
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.name)
+def test_a_command_of_the_readme_does_what_the_readme_shows(
+    block: Block, played: dict[str, subprocess.CompletedProcess[str]]
+) -> None:
+    ended = played[block.code]
+    assert ended.returncode == REFUSED.get(block.name, 0), ended.stdout
+    if gather_facts().accelerator is not None:
+        return  # the README shows a machine without one
+    missing = Counter(_comparable(block.shown)) - Counter(_comparable(ended.stdout))
+    assert not missing, f"shown, but not printed: {list(missing)}\n{ended.stdout}"
+
+
+def _comparable(output: str) -> list[str]:
+    """Lines without what differs from machine to machine: figures, folders, notes on cores."""
+    lines = []
+    for line in output.splitlines():
+        if not line.strip() or line.startswith(("note:", "…")):
+            continue
+        kept = line.strip()
+        if "torch.Size" not in kept and '"[' not in kept:  # sizes are the same everywhere
+            kept = re.sub(r"(folder:|look:|report:).*", r"\1", kept)
+            kept = re.sub(r"\d[\d,]*(\.\d+)?(e-?\d+)?", "N", kept)
+        lines.append(re.sub(r"─+", "─", " ".join(kept.split())))
+    return lines
+
+
+def test_every_command_is_run_or_left_out_for_a_reason() -> None:
+    left_out = [b for b in BLOCKS if b.kind == "bash" and not _is_run(b)]
+    assert len(left_out) == len(NOT_RUN), "NOT_RUN names a command that the README does not have"
+    assert set(REFUSED) <= {block.name for block in COMMANDS}
+    assert {block.kind for block in BLOCKS} == {"bash", "python"}
+
+
+def test_tab_completion_works_as_described(tmp_path: Path) -> None:
+    programs = Path(sys.executable).parent
+    if " " in str(programs):
+        pytest.skip("Hydra's script does not find a program whose path has a space")
+    script = """
+        eval "$(dpexp -sc install=bash)"
+        COMP_LINE="dpexp dataset=tensors $1"; COMP_POINT=${#COMP_LINE}; COMP_CWORD=2
+        hydra_bash_completion
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    for typed, offered in (
+        ("par", ["parallel.", "parallel="]),
+        ("parallel=", ["parallel=ddp", "parallel=dp", "parallel=none"]),
+        ("dataset.pa", ["dataset.path="]),
+    ):
+        ended = subprocess.run(
+            ["bash", "-c", script, "bash", typed],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert ended.stdout.split() == offered
+
+
+def _key_table() -> dict[str, str]:
+    """The README's keys with the default that it states."""
+    section = README.read_text("utf-8").split("\n## Keys\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| .+ \|$", section, re.MULTILINE)
+    assert len(rows) == len(dict(rows)), "a key is there twice"
+    return {key: default.strip("`") for key, default in rows}
+
+
+def test_the_table_of_keys_is_that_of_the_schema() -> None:
+    names = {spec.name for spec in fields(Config)} - {"extra"} - (set(NESTED) - set(GROUPS))
+    names |= {f"{name}.{spec.name}" for name, node in NESTED.items() for spec in fields(node)}
+    assert set(_key_table()) == names
+
+
+def test_the_table_of_keys_states_the_defaults() -> None:
+    config = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/config.yaml"))
+    assert isinstance(config, dict)
+    options = [node for node in config["defaults"] if isinstance(node, dict)]
+    chosen = {group: option for node in options for group, option in node.items()}
+    ddp = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/parallel/ddp.yaml"))
+    assert isinstance(ddp, dict)
+    for key, stated in _key_table().items():
+        if key == "parallel.strategy":
+            continue  # it is the group's own
+        group, _, name = key.partition(".")
+        if group == "parallel" and name:
+            default = ddp[name]
+        elif group in GROUPS:
+            default = chosen[group]
+        else:
+            default = config[group][name] if name else config[group]
+        assert stated == str(OmegaConf.to_yaml([default]).strip().removeprefix("- ")), key
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_links_of_a_page_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    broken = [link for link in links if not (page.parent / link).exists()]
+    assert not broken, f"broken links: {broken}"
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    named = re.findall(r"`([\w./-]+(?:\.(?:py|md|yaml|toml|txt|png)|/))`", prose)
+    homes = (ROOT, ROOT / "dpexp", ROOT / "tests")
+    lost = {
+        name
+        for name in set(named) - MADE_BY_USERS - MADE_BY_TOOLS
+        if not name.startswith("outputs/") and not any((home / name).exists() for home in homes)
+    }
+    assert not lost, f"no such file: {lost}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_targets_of_make_exist_and_no_machine_shows_through(page: Path) -> None:
+    text = page.read_text("utf-8")
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    named = re.findall(r"(?:^|`)make (\w+)(?:$|`)", text, re.MULTILINE)
+    assert set(named) <= set(targets)
+    assert not re.findall(r"/(?:tmp|root|home|work|Users)/", text)
