@@ -108,8 +108,13 @@ def _spread(values: list[float]) -> tuple[str, str]:
 def _check(command: list[str], folder: Path) -> str:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )  # fmt: skip
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{command} failed:\n{done.stdout}\n{done.stderr}")
     return done.stdout

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpexp import compose, console, env
+from dpexp import __version__, compose, console, env
 from dpexp.cell import InterruptedRunError, claim_folder, run_cell, unreadable
 from dpexp.config import load
 from dpexp.errors import ConfigError
@@ -36,6 +36,9 @@ def run_job(composed: DictConfig) -> float | None:
         return None
     try:
         claim_folder(folder)
+    except ConfigError as error:
+        console.refuse(error)
+    try:
         result = run_cell(config, folder, Path(settings.runtime.cwd), in_sweep=in_sweep)
     except ConfigError as error:
         compose.discard(folder)
@@ -64,6 +67,9 @@ def main() -> None:
     env.take_over_hydra_errors()
     compose.register()
     arguments = sys.argv[1:]
+    if "--version" in arguments:
+        print(f"dpexp {__version__}")
+        return
     try:
         if outer is not None:
             arguments = compose.arguments_under_torchrun(arguments, outer)

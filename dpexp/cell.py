@@ -10,7 +10,7 @@ from typing import Any
 from dpexp import env, server
 from dpexp.check import check
 from dpexp.config import to_plain
-from dpexp.errors import ConfigError, SkippedCellError
+from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import Config, StrategyName
 
@@ -70,9 +70,17 @@ def run_cell(
     else:
         result = _launch(job, user_dir, folder)
     if result is not None:
+        _raise_if_refused(result, in_sweep)
         announce([note for note in result.notes if note not in plan.notes])
         result.write(folder / "run.json")
     return result
+
+
+def _raise_if_refused(result: RunResult, in_sweep: bool) -> None:
+    """Outside of a sweep a mistake in the config is a refusal, also when a rank found it."""
+    error = result.error
+    if error is not None and error.kind == "config" and not in_sweep and not error.step:
+        raise RefusedInRankError(error.message, error.traceback or "")
 
 
 def refused(

@@ -73,12 +73,14 @@ def shared_folder(outer: env.OuterLauncher, base: str) -> str:
 
 
 def discard(folder: Path) -> None:
-    """Remove what Hydra put into a folder before the run or sweep was refused, and nothing else.
+    """Remove what a run or sweep that was refused has put into its folder, and nothing else.
 
     Also the folders above it, where they are dpexp's own and now empty.
     """
     shutil.rmtree(folder / ".hydra", ignore_errors=True)
-    (folder / "multirun.yaml").unlink(missing_ok=True)
+    for pattern in ("multirun.yaml", "dpexp.log", "events.out.tfevents.*", "steps.rank*.csv"):
+        for path in folder.glob(pattern):
+            path.unlink()
     folder = folder.absolute()
     own = Path(RUNS).absolute().parent
     above = [each for each in folder.parents if each == own or own in each.parents]
@@ -144,6 +146,11 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
             allowed=", ".join(options),
             fix=f"{shown}={_close(choice[2], options) or options[-1]}",
         )
+    ambiguous = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text)
+    if ambiguous is not None:
+        key, value = ambiguous.groups()
+        fix = f"--multirun for a sweep, {key}=[{value}] for a list, or quote it twice for text"
+        return ConfigError(key, value, "several choices are for a sweep", fix=fix)
     missing = re.search(r"Could not override '([^']+)'", text)
     if missing is not None:
         key = missing[1]

@@ -16,6 +16,7 @@ def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:
     """Show a refusal as one paragraph and end with status 1."""
     if env.full_errors():
         traceback.print_exception(cause or error)
+        print(getattr(error, "trace", ""), file=sys.stderr)
     outer = env.outer_launcher()
     if outer is None or outer.rank == 0:  # all of torchrun's ranks come to the same refusal
         print(f"dpexp: {error}", file=sys.stderr)

@@ -39,7 +39,8 @@ class ConfigError(ValueError):
     def paragraph(self) -> str:
         """The refusal as one paragraph for a person."""
         shown = "" if self.value is NO_VALUE else f"={_show(self.value)}"
-        text = f"{self.key}{shown}: {self.problem}."
+        end = "" if self.problem.endswith((".", "?", "!")) else "."
+        text = f"{self.key}{shown}: {self.problem}{end}"
         if self.allowed:
             text += f" Allowed: {self.allowed}."
         if self.fix:
@@ -49,6 +50,22 @@ class ConfigError(ValueError):
 
 class SkippedCellError(ConfigError):
     """A combination of a sweep's grid that means nothing, as opposed to a mistake."""
+
+
+class RefusedInRankError(ConfigError):
+    """A refusal that a rank came to, once it had looked at the data or the classes.
+
+    Args:
+        paragraph: the refusal, as the rank put it.
+        trace: the rank's traceback, for who asks for it.
+    """
+
+    def __init__(self, paragraph: str, trace: str) -> None:
+        super().__init__("", NO_VALUE, paragraph)
+        self.trace = trace
+
+    def paragraph(self) -> str:
+        return self.problem
 
 
 class _Verbatim:

@@ -67,13 +67,14 @@ def without_hydra(config: DictConfig) -> DictConfig:
 def finish(folder: Path, overrides: list[str]) -> bool:
     """Write a sweep's report and print its table. Whether every cell is ok or skipped."""
     from rich.console import Console
+    from rich.markup import escape
 
     from dpexp.report.build import build
-    from dpexp.report.tables import print_scaling
+    from dpexp.report.tables import pointers, print_scaling
 
     cells = build(folder, overrides)
     console = Console()
     print_scaling(cells, console)
-    console.print(f"report: {folder / 'report.md'}", soft_wrap=True, highlight=False)
-    console.print(f"look:   tensorboard --logdir {folder}", soft_wrap=True, highlight=False)
+    for line in pointers("report", folder / "report.md", folder):
+        console.print(escape(line), soft_wrap=True, highlight=False)
     return bool(cells) and all(cell.status in ("ok", "skipped") for cell in cells)

@@ -41,7 +41,7 @@ def tensors(path: str, inputs: str | None, target: str | None) -> Rows:
         raise ConfigError(
             "dataset.path",
             path,
-            f"there is no such file in {Path.cwd()}",
+            f"there is no such file (searched from {Path.cwd()})",
             fix="dataset.path=<a file>",
         )
     arrays = _read(file, path)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -131,8 +134,24 @@ def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
                     _phase_row(table, f"  {part}", timing[part])
     console.print(table)
     console.print(escape(_run_summary(run)), soft_wrap=True, highlight=False)
-    console.print(escape(f"folder: {folder}"), soft_wrap=True, highlight=False)
-    console.print(escape(f"look:   tensorboard --logdir {folder}"), soft_wrap=True, highlight=False)
+    for line in pointers("folder", folder, folder):
+        console.print(escape(line), soft_wrap=True, highlight=False)
+
+
+def pointers(what: str, path: Path, board: Path) -> list[str]:
+    """Where to look next: a path and a command that can be pasted from this folder."""
+    beside = Path(sys.executable).parent / "tensorboard"
+    command = "tensorboard" if shutil.which("tensorboard") else shlex.quote(str(_near(beside)))
+    return [
+        f"{what}: {_near(path)}",
+        f"look:   {command} --logdir {shlex.quote(str(_near(board)))}",
+    ]
+
+
+def _near(path: Path) -> Path:
+    """The path from here, where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _phase_row(table: Table, name: str, summary: dict[str, Any] | None) -> None:
