@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +64,19 @@ class Raising(nn.Module):
         raise RuntimeError(text)
 
 
+class Moody(nn.Module):
+    """A linear layer whose constructor raises `text`, unless that is "fine"."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        if text != "fine":
+            raise RuntimeError(text)
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows)
+
+
 class Slow(nn.Module):
     """A linear layer that takes `seconds` per call."""
 
@@ -76,6 +88,20 @@ class Slow(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         time.sleep(self.seconds)
         return self.layer(rows)
+
+
+class Ticking(Slow):
+    """Slow, and appends a dot to `<path>.<rank>` when a call is over."""
+
+    def __init__(self, seconds: float, path: str) -> None:
+        super().__init__(seconds)
+        self.path = path
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        output = super().forward(rows)
+        with Path(f"{self.path}.{own_rank()}").open("a", encoding="utf-8") as file:
+            file.write(".")
+        return output
 
 
 class Talking(nn.Module):
@@ -292,11 +318,11 @@ class Strict(nn.Module):
 
 
 class Tower(nn.Module):
-    """Layers of these widths, which may not fit each other."""
+    """Linear layers with these numbers of inputs and outputs, which may not fit each other."""
 
-    def __init__(self, widths: list[int]) -> None:
+    def __init__(self, layers: list[list[int]]) -> None:
         super().__init__()
-        self.body = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+        self.body = nn.Sequential(*(nn.Linear(*sizes) for sizes in layers))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.body(rows)
@@ -364,6 +390,20 @@ class Unsized(Dataset[Any]):
         return torch.zeros(5)
 
 
+class SigningRows(Dataset[Any]):
+    """100 rows of 5 features; whoever fetches one leaves a file named like its process id."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        (Path(self.path) / str(os.getpid())).touch()
+        return torch.zeros(5), torch.zeros(2)
+
+
 class FailingRows(Dataset[Any]):
     """100 rows of 5 features; fetching row `bad` raises."""
 
@@ -384,7 +424,7 @@ def not_a_module() -> int:
     return 3
 
 
-def noisy_config_error() -> nn.Module:
+def mistaken() -> nn.Module:
     """A constructor that finds a mistake in its own arguments."""
     raise ConfigError("model.colour", "blue", "there is no such colour", fix="model.colour=red")
 
