@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from dpexp import compose
-from dpexp.cell import claim_folder, run_cell
+from dpexp.cell import InterruptedRunError, claim_folder, run_cell
 from dpexp.config import load
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.records import RunResult
@@ -76,29 +76,35 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     """
     combinations = _combinations(overrides)
     for combination in combinations:
-        _compose(combination)  # a mistake in any cell is told before the first one runs
+        load(_compose(combination))  # a mistake in any cell is told before the first one runs
     where = compose.fresh_folder(compose.SWEEPS) if folder is None else Path(folder).absolute()
+    where.mkdir(parents=True, exist_ok=True)
+    record = OmegaConf.create({"hydra": {"overrides": {"task": list(overrides)}}})
+    OmegaConf.save(record, where / "multirun.yaml")
     runs = []
-    for number, combination in enumerate(combinations):
-        composed = _compose(combination)
-        name = compose.cell_name(composed.parallel.strategy, composed.num_devices, composed.device)
-        runs.append(_run(combination, where / f"{number}_{name}", in_sweep=True))
-    return Sweep(tuple(runs), tuple(build(where, list(overrides))), where)
+    try:
+        for number, combination in enumerate(combinations):
+            node = _compose(combination)
+            name = compose.cell_name(node.parallel.strategy, node.num_devices, node.device)
+            runs.append(_run(combination, where / f"{number}_{name}", in_sweep=True))
+    finally:  # also after Ctrl-C: nothing that is finished is lost
+        cells = build(where, list(overrides))
+    return Sweep(tuple(runs), tuple(cells), where)
 
 
 def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
     composed = _compose(overrides)
     config = load(composed)
-    new = folder is None
     where = compose.fresh_folder(compose.RUNS) if folder is None else folder
     where.mkdir(parents=True, exist_ok=True)
     claim_folder(where)
     try:
         result = run_cell(config, where, Path.cwd(), in_sweep=in_sweep)
     except ConfigError:
-        if new:
-            compose.discard(where)
+        compose.discard(where)
         raise
+    except InterruptedRunError as stop:
+        raise KeyboardInterrupt(str(stop)) from stop
     if result is None:
         raise ConfigError(
             "torchrun",

@@ -66,5 +66,5 @@ def quiet_torch() -> None:
     """Keep the launcher's own narration off the console: its outcome is reported by dpexp."""
     # Each of torch's loggers has a level and handlers of its own, so each is told.
     for name in logging.root.manager.loggerDict:
-        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing", "torchelastic")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
