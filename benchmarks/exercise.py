@@ -13,7 +13,7 @@ from benchmarks.common import (
     show,
 )
 
-EPOCHS = 500
+EPOCHS = 5000
 
 
 def main() -> None:
