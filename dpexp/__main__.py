@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -64,6 +65,7 @@ def _report(result: RunResult, folder: Path, in_sweep: bool) -> None:
 def main() -> None:
     """Entry point. Exit status: 0, 1 for any failure, 130 after Ctrl-C, 143 after SIGTERM."""
     outer = env.outer_launcher()
+    signal.signal(signal.SIGINT, console.leave_quietly)
     env.take_over_hydra_errors()
     compose.register()
     arguments = sys.argv[1:]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, cast, final
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -15,7 +15,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from dpexp import compose
-from dpexp.cell import InterruptedRunError, claim_folder, run_cell
+from dpexp.cell import (
+    InterruptedRunError,
+    claim_folder,
+    claim_sweep_folder,
+    run_cell,
+    unreadable,
+)
 from dpexp.config import load
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.records import RunResult
@@ -76,8 +82,9 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     """
     combinations = _combinations(overrides)
     for combination in combinations:
-        load(_compose(combination))  # a mistake in any cell is told before the first one runs
+        _compose(combination)  # what cannot be composed is told before the first cell runs
     where = compose.fresh_folder(compose.SWEEPS) if folder is None else Path(folder).absolute()
+    claim_sweep_folder(where)
     where.mkdir(parents=True, exist_ok=True)
     record = OmegaConf.create({"hydra": {"overrides": {"task": list(overrides)}}})
     OmegaConf.save(record, where / "multirun.yaml")
@@ -94,12 +101,13 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
 
 def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
     composed = _compose(overrides)
-    config = load(composed)
+    if not in_sweep:
+        load(composed)  # refused before a folder is made
     where = compose.fresh_folder(compose.RUNS) if folder is None else folder
     where.mkdir(parents=True, exist_ok=True)
     claim_folder(where)
     try:
-        result = run_cell(config, where, Path.cwd(), in_sweep=in_sweep)
+        result = _result(composed, where, in_sweep)
     except ConfigError:
         compose.discard(where)
         raise
@@ -117,6 +125,17 @@ def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
     OmegaConf.save(composed, record / "config.yaml")
     OmegaConf.save(OmegaConf.create(overrides), record / "overrides.yaml")
     return Run(result, where)
+
+
+def _result(composed: DictConfig, folder: Path, in_sweep: bool) -> RunResult | None:
+    try:
+        config = load(composed)
+    except ConfigError as error:
+        if not in_sweep:
+            raise
+        raw = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
+        return unreadable(raw, error, folder)
+    return run_cell(config, folder, Path.cwd(), in_sweep=in_sweep)
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:

@@ -82,6 +82,9 @@ def fetch_all(
             num_workers=workers,
             collate_fn=collate,
             generator=torch.Generator().manual_seed(seed),
+            # A rank's own default is the fork server: each rank would start another one, which
+            # imports torch again, and whose children nobody ends when the rank is killed.
+            multiprocessing_context="fork",
         )
         return zip(schedule, loader, strict=True)
     return _fetch_here(dataset, schedule, choose, collate)

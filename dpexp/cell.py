@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from dpexp import env, server
 from dpexp.check import check
 from dpexp.config import to_plain
+from dpexp.console import leave_quietly
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import Config, StrategyName
@@ -77,7 +79,10 @@ def run_cell(
 
 
 def _raise_if_refused(result: RunResult, in_sweep: bool) -> None:
-    """Outside of a sweep a mistake in the config is a refusal, also when a rank found it."""
+    """Outside of a sweep a mistake in the config is a refusal, also when a rank found it.
+
+    Up to the first step: what later steps meet is a failure of a run that has something to show.
+    """
     error = result.error
     if error is not None and error.kind == "config" and not in_sweep and not error.step:
         raise RefusedInRankError(error.message, error.traceback or "")
@@ -136,6 +141,22 @@ def claim_folder(folder: Path) -> None:
         )
 
 
+def claim_sweep_folder(folder: Path) -> None:
+    """Refuse a folder that already holds a sweep.
+
+    Raises:
+        ConfigError: it does.
+    """
+    held = next(iter(folder.glob("*/run.json")), None)
+    if held is not None:
+        raise ConfigError(
+            "hydra.sweep.dir",
+            str(folder),
+            f"already holds a sweep ({held.parent.name})",
+            fix="another hydra.sweep.dir, or none: then each sweep gets its own",
+        )
+
+
 def announce(notes: Any) -> None:
     """Tell the user what she may not have expected."""
     for note in notes:
@@ -145,6 +166,9 @@ def announce(notes: Any) -> None:
 def _launch(job: Any, user_dir: Path, folder: Path) -> RunResult:
     from dpexp.launch import LaunchInterruptedError, launch
 
+    if signal.getsignal(signal.SIGINT) is leave_quietly:
+        # From here on there is something to keep.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return launch(job, user_dir)
     except LaunchInterruptedError as stop:

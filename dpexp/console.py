@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dpexp import env
+from dpexp import env, server
 from dpexp.errors import ConfigError
 from dpexp.records import RunResult
+
+
+def leave_quietly(_signum: int, _frame: Any) -> NoReturn:
+    """Ctrl-C before anything runs: nothing has to be kept. As a handler of SIGINT.
+
+    An exception would not do: imports are under way, and some of them swallow it.
+    """
+    server.stop()
+    os._exit(128 + signal.SIGINT)
 
 
 def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:

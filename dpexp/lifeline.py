@@ -33,6 +33,13 @@ def stop_listening() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
+def _forget() -> None:
+    """In a loader process forked from a rank: its signals are its own, and end it silently."""
+    signal.set_wakeup_fd(-1)  # else they would be taken for the rank's
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)
+
+
 @final
 class Lifeline:
     """Watches over this process from :meth:`start` on, until it ends."""
@@ -47,6 +54,7 @@ class Lifeline:
         signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
         for signum in STOP_SIGNALS:
             signal.signal(signum, self._on_signal)
+        os.register_at_fork(after_in_child=_forget)
         # `send` must stay open as long as the process lives.
         self._sockets = (receive, send)
         threading.Thread(target=self._watch, name="dpexp-lifeline", daemon=True).start()

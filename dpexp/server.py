@@ -11,6 +11,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
 
 PRELOAD = ["dpexp.rank"]
@@ -33,9 +36,26 @@ def start(*, for_ddp: bool) -> None:
     """
     if method() == "forkserver":
         multiprocessing.set_forkserver_preload([*PRELOAD, PRELOAD_DDP] if for_ddp else PRELOAD)
-        forkserver.ensure_running()
+        with _sigint_ignored():
+            forkserver.ensure_running()
         atexit.unregister(stop)
         atexit.register(stop)
+
+
+@contextmanager
+def _sigint_ignored() -> Iterator[None]:
+    """A process started meanwhile ignores Ctrl-C from its first instruction on.
+
+    The server itself would do so only after its imports, and end with a traceback until then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def server_pid() -> int | None:

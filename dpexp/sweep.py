@@ -11,7 +11,7 @@ from typing import Any, final
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from dpexp.cell import claim_folder
+from dpexp.cell import claim_folder, claim_sweep_folder
 from dpexp.check import check
 from dpexp.config import load
 from dpexp.console import refuse
@@ -37,16 +37,10 @@ class DpexpCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
-        held = next(iter(folder.glob("*/run.json")), None)
-        if held is not None:
-            refuse(
-                ConfigError(
-                    "hydra.sweep.dir",
-                    str(folder),
-                    f"already holds a sweep ({held.parent.name})",
-                    fix="another hydra.sweep.dir, or none: then each sweep gets its own",
-                )
-            )
+        try:
+            claim_sweep_folder(folder)
+        except ConfigError as error:
+            refuse(error)
         begun.set(folder)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -30,7 +30,7 @@ class TensorBoardSink(Sink):
     def __init__(self, folder: Path) -> None:
         # The record writer itself and not EventFileWriter, whose thread would write on while the
         # next steps are measured.
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.0"
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.dpexp"
         self._file = (folder / name).open("wb")
         self._writer = RecordWriter(self._file)
         self._writer.write(
