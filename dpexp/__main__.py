@@ -65,6 +65,7 @@ def _report(result: RunResult, folder: Path, in_sweep: bool) -> None:
 def main() -> None:
     """Entry point. Exit status: 0, 1 for any failure, 130 after Ctrl-C, 143 after SIGTERM."""
     outer = env.outer_launcher()
+    console.open_closed_streams()
     signal.signal(signal.SIGINT, console.leave_quietly)
     env.take_over_hydra_errors()
     compose.register()
@@ -87,6 +88,8 @@ def main() -> None:
         if folder is not None:
             compose.discard(folder)  # no cell has run: Hydra composes all of them first
         console.refuse(compose.explain(error, arguments), cause=error)
+    except OSError as error:
+        console.refuse(compose.explain_os(error), cause=error)
     except KeyboardInterrupt:
         sys.exit(130)
 

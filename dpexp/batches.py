@@ -102,7 +102,15 @@ def _fetch_here(
         if many is None:
             yield batch, collate([dataset[index] for index in rows.tolist()])
         else:
-            yield batch, collate(many(rows if _takes_arrays(dataset) else rows.tolist()))
+            items = many(rows if _takes_arrays(dataset) else rows.tolist())
+            if isinstance(items, list) and len(items) != len(rows):
+                raise ConfigError(
+                    "dataset",
+                    type(dataset).__name__,
+                    f"__getitems__ was asked for {len(rows)} rows and gave {len(items)}",
+                    fix="return one item per index",
+                )
+            yield batch, collate(items)
 
 
 def _takes_arrays(dataset: Any) -> bool:

@@ -4,6 +4,7 @@ went wrong: the name cannot be imported, the arguments do not fit, or the constr
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from dpexp.errors import ConfigError
 
@@ -39,7 +41,7 @@ def build(key: str, node: dict[str, Any], *, partial: bool = False) -> Any:
         if isinstance(cause, ConfigError):
             raise cause from None
         if cause is None or "Error locating target" in str(error):
-            reason = " ".join(str(cause or error).split())
+            reason = _not_found(target) or " ".join(str(cause or error).split())
             raise ConfigError(
                 f"{key}._target_",
                 target,
@@ -47,6 +49,18 @@ def build(key: str, node: dict[str, Any], *, partial: bool = False) -> Any:
                 fix="check the spelling; modules are searched in the folder where dpexp is started",
             ) from error
         raise explain_call(key, target, cause) from cause
+
+
+def _not_found(target: str) -> str | None:
+    """Why there is no such class, where its module can be imported; else None."""
+    module, _, name = target.strip().rpartition(".")
+    if module == "__main__":
+        return "the processes of a run do not have the main program; put the class into a module"
+    try:
+        importlib.import_module(module)
+    except Exception:  # noqa: BLE001  # the caller has the reason already
+        return None
+    return f"module {module!r} has no {name!r}"
 
 
 def explain_call(key: str, target: str, cause: BaseException) -> Exception:
@@ -60,7 +74,10 @@ def explain_call(key: str, target: str, cause: BaseException) -> Exception:
             f"does not take these arguments: {cause}",
             fix=f"override or remove the argument ({key}.<name>=…, or ~{key}.<name>)",
         )
-    return UserCodeError(f"{key} ({target}) raised {type(cause).__name__}: {cause}")
+    return UserCodeError(
+        f"{key}._target_={target} raised {type(cause).__name__}: {cause}. "
+        f"Try: other arguments ({key}.<name>=…)"
+    )
 
 
 def _raised_by_caller(error: BaseException) -> bool:
@@ -85,6 +102,13 @@ def build_model(node: dict[str, Any], device: torch.device) -> nn.Module:
             node["_target_"],
             f"gives a {type(model).__name__}, not a torch module",
             allowed="a class or function that gives a torch.nn.Module",
+        )
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ConfigError(
+            "model._target_",
+            node["_target_"],
+            "has lazy layers, whose sizes are known only after a first call",
+            fix="layers with sizes, such as Linear instead of LazyLinear",
         )
     for name in hidden_modules(model):
         warnings.warn(

@@ -61,9 +61,12 @@ def run_cell(
         if not in_sweep:
             raise
         return refused(config, environment, error, folder)
+    from dpexp.tutorial import greeting
     from dpexp.worker import RankJob
 
     announce(plan.notes)
+    if config.shapes.print and (outer is None or outer.rank == 0):
+        print(greeting(plan), flush=True)
     job = RankJob(plan, environment, folder)
     if outer is not None:
         from dpexp.join import join

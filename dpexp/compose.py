@@ -160,6 +160,15 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
     return ConfigError("config", NO_VALUE, " ".join(lines[:4]).rstrip("."), fix="--help")
 
 
+def explain_os(error: OSError) -> ConfigError:
+    """What the system refused: usually the folder of the run cannot be made or written."""
+    reason = (error.strerror or str(error)).lower()
+    if error.filename is None:
+        return ConfigError("output", NO_VALUE, f"cannot be written: {reason}", fix="another place")
+    fix = "another hydra.run.dir (in a sweep hydra.sweep.dir)"
+    return ConfigError("hydra.run.dir", str(error.filename), f"cannot be used: {reason}", fix=fix)
+
+
 def _missing_key(key: str, value: object) -> ConfigError:
     """Why there is no such key, and what to type instead."""
     group, _, name = key.partition(".")

@@ -76,7 +76,9 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key = error.full_key or "config"
-        raise ConfigError(key, "???", "this value must be given", fix=f"{key}=<value>") from error
+        raise ConfigError(
+            key, NO_VALUE, "this value must be given", fix=f"{key}=<value>"
+        ) from error
     except OmegaConfBaseException as error:
         key = error.full_key or "config"
         if isinstance(error, InterpolationResolutionError) or "nterpolation" in str(error):

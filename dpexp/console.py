@@ -13,6 +13,19 @@ from dpexp import env, server
 from dpexp.errors import ConfigError
 from dpexp.records import RunResult
 
+LONG = 2000  # characters of a message that go to the console
+
+
+def open_closed_streams() -> None:
+    """Give stdin, stdout and stderr a place where there is none (`>&-`, a daemon)."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)
+            if handle != number:
+                os.dup2(handle, number)
+                os.close(handle)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
 
 def leave_quietly(_signum: int, _frame: Any) -> NoReturn:
     """Ctrl-C before anything runs: nothing has to be kept. As a handler of SIGINT.
@@ -39,7 +52,10 @@ def show_failure(result: RunResult, folder: Path) -> None:
     error = result.error
     if error is None:
         return
-    print(f"{result.label} {result.status}: {error.message}", file=sys.stderr)
+    message = error.message
+    if len(message) > LONG:
+        message = message[:LONG] + "… (all of it in dpexp.log)"
+    print(f"{result.label} {result.status}: {message}", file=sys.stderr)
     if error.user_frames:
         print(error.user_frames.rstrip(), file=sys.stderr)
     if env.full_errors() and error.traceback:

@@ -100,5 +100,7 @@ def _rebuild(
 
 
 def _show(value: object) -> str:
-    text = repr(value)
+    # As it is typed on the command line, not as Python writes it.
+    text = {True: "true", False: "false"}.get(value, "") if isinstance(value, bool) else repr(value)
+    text = "null" if value is None else text
     return text if len(text) <= 200 else text[:197] + "..."

@@ -45,7 +45,10 @@ def describe(error: BaseException, plan: RunPlan, rank: int, progress: Progress)
         else (f" [rank {rank}, step {step}, {progress.phase}]")
     )
     if kind == "user_error":
-        message += _layer(error)
+        layer = _layer(error)
+        message += layer
+        if layer and progress.step == 0 and progress.phase == "forward":
+            message += _hint(plan)
     frames = None if kind == "config" else user_frames(error)
     return ErrorRecord(kind, name, message + where, rank, step, full, frames)
 
@@ -87,7 +90,7 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
         return "crash", name, f"the model or dataset called sys.exit({inner.code!r})"
     if inner is not None and is_out_of_memory(inner):
         return "oom", name, _first_line(inner)
-    text = str(error)
+    text = _text(error)
     if plan.num_processes > 1 and "Timed out" in text:
         limit = f"{plan.config.parallel.timeout_s:g} s"
         return (
@@ -106,7 +109,15 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return (_text(error) or type(error).__name__).splitlines()[0]
+
+
+def _text(error: BaseException) -> str:
+    """The error's own text; a class whose `__str__` fails must not hide that it was raised."""
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001  # whatever the user's class does
+        return f"its text cannot be shown: {type(second).__name__}"
 
 
 def _layer(error: BaseException) -> str:
@@ -130,6 +141,15 @@ def _layer(error: BaseException) -> str:
     name = next((name for name, module in root.named_modules() if module is layer), "")
     got = ", ".join(str(list(shape)) for shape in _arguments(frame_of_layer))
     return f" (in layer {name or 'model'}: {_brief(layer)}, which got {got or 'no tensor'})"
+
+
+def _hint(plan: RunPlan) -> str:
+    """What to look at when the very first call of the model fails in one of its layers."""
+    model, dataset = plan.config.model["_target_"], plan.config.dataset["_target_"]
+    return (
+        f"; does model={model} fit dataset={dataset}? Try: other arguments (model.<name>=…, "
+        "dataset.<name>=…)"
+    )
 
 
 def _arguments(frame: FrameType) -> list[torch.Size]:

@@ -6,8 +6,8 @@ from dpexp import env, rank
 from dpexp.console import show_failure
 from dpexp.files import claim
 from dpexp.lifeline import Lifeline
-from dpexp.records import ErrorRecord, RunResult
-from dpexp.results import without_steps
+from dpexp.records import ErrorRecord, RankResult, RunResult
+from dpexp.results import ended_early
 from dpexp.worker import RankJob
 
 
@@ -19,9 +19,10 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
         first one that does writes ``run.json``, and torchrun ends the others.
     """
 
-    def keep(error: ErrorRecord) -> None:
+    def keep(error: ErrorRecord, partial: RankResult | None) -> None:
         status = "interrupted" if error.kind == "interrupted" else "failed"
-        ended = without_steps(job.plan, job.environment, status, error)
+        known = [] if partial is None else [partial]
+        ended = ended_early(job.plan, job.environment, status, error, known)
         if claim(job.folder / "run.json", ended.to_json()):
             show_failure(ended, job.folder)
 

@@ -29,8 +29,9 @@ from dpexp.comm import loopback_interface
 from dpexp.failures import LOST_PEER
 from dpexp.lifeline import GRACE_S
 from dpexp.logs import quiet_torch
-from dpexp.records import ErrorRecord, RunResult
-from dpexp.results import without_steps
+from dpexp.records import ErrorRecord, RankResult, RunResult, rank_result_from
+from dpexp.results import ended_early
+from dpexp.sinks import write_shapes
 from dpexp.worker import RankJob
 
 LOOPBACK = "127.0.0.1"
@@ -69,12 +70,21 @@ def launch(job: RankJob, user_dir: Path) -> RunResult:
             ended = agent.run()
         except SignalException as stop:
             error = ErrorRecord("interrupted", "Signal", f"stopped by {stop.sigval.name}")
-            failed = without_steps(job.plan, job.environment, "interrupted", error)
-            raise LaunchInterruptedError(int(stop.sigval), failed) from None
+            raise LaunchInterruptedError(
+                int(stop.sigval), _early(job, "interrupted", error, _read_partials(scratch))
+            ) from None
         if not ended.is_failed():
             return cast(RunResult, ended.return_values[0])
         error = _root_cause(_read_records(scratch), agent.exit_codes)
-        return without_steps(job.plan, job.environment, "failed", error)
+        return _early(job, "failed", error, _read_partials(scratch))
+
+
+def _early(job: RankJob, status: str, error: ErrorRecord, partial: list[RankResult]) -> RunResult:
+    """The result of a run without its end, with the shapes that were seen."""
+    shapes = [record for rank in partial for record in rank.shapes]
+    if shapes:
+        write_shapes(job.folder / "shapes.csv", shapes)
+    return ended_early(job.plan, job.environment, status, error, partial)
 
 
 @final
@@ -188,8 +198,18 @@ def _signals_restored() -> Iterator[None]:
 
 
 def _read_records(scratch: Path) -> dict[int, ErrorRecord]:
-    records = (ErrorRecord(**json.loads(p.read_text())) for p in sorted(scratch.glob("rank*.json")))
+    records = [ErrorRecord(**last["error"]) for last in _last_words(scratch)]
     return {record.rank: record for record in records if record.rank is not None}
+
+
+def _read_partials(scratch: Path) -> list[RankResult]:
+    known = [rank_result_from(last["partial"]) for last in _last_words(scratch) if last["partial"]]
+    return sorted(known, key=lambda result: result.rank)
+
+
+def _last_words(scratch: Path) -> list[dict[str, Any]]:
+    """What the ranks that ended early have left (see rank.main)."""
+    return [json.loads(path.read_text()) for path in sorted(scratch.glob("rank*.json"))]
 
 
 def _root_cause(records: dict[int, ErrorRecord], codes: dict[int, int]) -> ErrorRecord:
@@ -208,6 +228,9 @@ def _root_cause(records: dict[int, ErrorRecord], codes: dict[int, int]) -> Error
         number, code = next(iter(silent.items()))
         return _silent_end(number, code)
     rest = sorted(records.values(), key=lambda r: ("hang", "crash", "interrupted").index(r.kind))
+    if rest and rest[0].kind == "interrupted":
+        text = "the ranks were ended from outside: the fork server that holds them was killed"
+        return ErrorRecord("crash", "ForkServer", text)
     if rest:
         return rest[0]
     return ErrorRecord("crash", "Unknown", "a rank ended and left no error")

@@ -45,6 +45,7 @@ def open_log(folder: Path, where: str, console_level: int) -> list[logging.Handl
     console.setFormatter(logging.Formatter(f"%(levelname)s [{where}] %(message)s"))
     # A line that is meant for the file alone says so.
     console.addFilter(lambda record: not getattr(record, "file_only", False))
+    logging.raiseExceptions = False  # a full disk must not bury the message that says so
     root = logging.getLogger()
     for handler in (file, console):
         handler.addFilter(_Where(where))

@@ -13,6 +13,7 @@ from dpexp.device import peak_resident_bytes
 from dpexp.losses import Loss
 from dpexp.parallel import Strategy
 from dpexp.recorder import Recorder, Row
+from dpexp.records import RankResult
 from dpexp.schedule import GlobalBatch
 from dpexp.shapes import ShapeLog
 from dpexp.timing import Clock
@@ -24,6 +25,7 @@ class Progress:
 
     step: int = -1
     phase: str = "data"
+    partial: RankResult | None = None  # what there was to say when the steps ended early
 
 
 @dataclass(frozen=True)

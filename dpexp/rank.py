@@ -11,6 +11,8 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -19,10 +21,10 @@ from typing import Any, final
 from dpexp import env
 from dpexp.failures import describe
 from dpexp.files import write_whole
-from dpexp.lifeline import Interrupted, Lifeline, stop_listening
+from dpexp.lifeline import GRACE_S, Interrupted, Lifeline, stop_listening
 from dpexp.logs import close_log, open_log
 from dpexp.loop import Progress
-from dpexp.records import ErrorRecord, RunResult
+from dpexp.records import ErrorRecord, RankResult, RunResult
 from dpexp.worker import RankJob, run_rank
 
 log = logging.getLogger(__name__)
@@ -79,11 +81,27 @@ def main(launched: LaunchedRank) -> RunResult | None:
     outer = env.outer_launcher()
     rank = outer.rank if outer is not None else 0
 
-    def keep(error: ErrorRecord) -> None:
-        write_whole(launched.scratch / f"rank{rank}.json", json.dumps(asdict(error)))
+    def keep(error: ErrorRecord, partial: RankResult | None) -> None:
+        last = {"error": asdict(error), "partial": partial and asdict(partial)}
+        write_whole(launched.scratch / f"rank{rank}.json", json.dumps(last))
 
     Lifeline().start()
-    return guarded(launched.job, rank, keep)
+    result = guarded(launched.job, rank, keep)
+    end_despite_threads()
+    return result
+
+
+def end_despite_threads() -> None:
+    """End this process soon, although threads of the user's code go on.
+
+    At its end Python waits for every thread that is not a daemon: one that never ends would keep
+    a finished run from its result, and a sweep from its next cell.
+    """
+    others = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    if others:
+        timer = threading.Timer(GRACE_S, os._exit, args=(0,))
+        timer.daemon = True
+        timer.start()
 
 
 def enter(user_dir: Path) -> None:
@@ -93,7 +111,10 @@ def enter(user_dir: Path) -> None:
         sys.path.insert(0, str(user_dir))
 
 
-def guarded(job: RankJob, rank: int, keep: Any) -> RunResult | None:
+Keep = Callable[[ErrorRecord, RankResult | None], None]
+
+
+def guarded(job: RankJob, rank: int, keep: Keep) -> RunResult | None:
     """Run the rank; when it fails, `keep` the error record and end the process.
 
     The process ends without unwinding further: a DDP object still hangs on the traceback, and
@@ -106,9 +127,12 @@ def guarded(job: RankJob, rank: int, keep: Any) -> RunResult | None:
     except BaseException as error:  # noqa: BLE001  # sys.exit in user code is a failure too
         stop_listening()
         record = describe(error, job.plan, rank, progress)
-        detail = record.message if record.kind == "config" else record.traceback
-        log.error("%s", detail, extra={"file_only": True})
-        keep(record)
+        expected = record.kind in ("config", "interrupted")
+        detail = record.message if expected else record.traceback
+        log.log(
+            logging.INFO if expected else logging.ERROR, "%s", detail, extra={"file_only": True}
+        )
+        keep(record, progress.partial)
         close_log(handlers)
         code = 128 + error.signum if isinstance(error, Interrupted) else 1
         _end(code)

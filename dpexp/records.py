@@ -110,6 +110,14 @@ class RankResult:
     model: dict[str, Any]
 
 
+def rank_result_from(plain: dict[str, Any]) -> RankResult:
+    """The RankResult that `asdict` and JSON have turned into plain data."""
+    timing = {phase: PhaseSummary(**summary) for phase, summary in plain["timing"].items()}
+    shapes = tuple(ShapeRecord(**record) for record in plain["shapes"])
+    rest = {"losses": tuple(plain["losses"]), "notes": tuple(plain["notes"])}
+    return RankResult(**{**plain, **rest, "timing": timing, "shapes": shapes})
+
+
 @dataclass(frozen=True)
 class RunResult:
     """``run.json``, schema 1: everything that is known about one run."""

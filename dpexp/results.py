@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from dpexp.config import to_plain
@@ -51,13 +51,24 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
     )
 
 
-def without_steps(
-    plan: RunPlan, environment: dict[str, Any], status: str, error: ErrorRecord
+def ended_early(
+    plan: RunPlan,
+    environment: dict[str, Any],
+    status: str,
+    error: ErrorRecord,
+    partial: list[RankResult],
 ) -> RunResult:
-    """The result of a run that failed or was interrupted after it was planned."""
-    return RunResult(
-        status=status, **facts_of(plan, environment), error=error, notes=list(plan.notes)
-    )
+    """The result of a run that failed or was interrupted after it was planned.
+
+    Args:
+        partial: of the ranks that could still say what they had done. The figures are of the
+            steps before the end; there is no throughput, which would pass for a result.
+    """
+    if not partial:
+        facts = facts_of(plan, environment)
+        return RunResult(status=status, **facts, error=error, notes=list(plan.notes))
+    known = assemble(plan, environment, partial)
+    return replace(known, status=status, error=error, throughput=None)
 
 
 def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:

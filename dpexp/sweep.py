@@ -64,11 +64,11 @@ def finish(folder: Path, overrides: list[str]) -> bool:
     from rich.markup import escape
 
     from dpexp.report.build import build
-    from dpexp.report.tables import pointers, print_scaling
+    from dpexp.report.tables import pointers, print_scaling, wide
 
     cells = build(folder, overrides)
     console = Console()
-    print_scaling(cells, console)
+    print_scaling(cells, wide(console))
     for line in pointers("report", folder / "report.md", folder):
         console.print(escape(line), soft_wrap=True, highlight=False)
     return bool(cells) and all(cell.status in ("ok", "skipped") for cell in cells)

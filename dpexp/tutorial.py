@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import Any, final
@@ -27,20 +28,11 @@ class TutorialPrinter:
         self._rank = rank
 
     def attach(self, shapes: ShapeLog) -> None:
-        """Listen to the shapes of a run; rank 0 says how many devices there are."""
+        """Listen to the shapes of a run."""
         shapes.on_call = self._in_model
         if self._rank == 0:
             shapes.on_batch = self._outside
-            _say(self._greeting(), "")
-
-    def _greeting(self) -> str:
-        count = self._plan.num_devices
-        kind = self._plan.device_type
-        if self._plan.emulated:
-            kind = f"emulated on {kind}"
-        elif self._plan.num_processes > 1:
-            kind = f"{count} processes on {kind}"
-        return f"Let's use {count} device{'s' if count > 1 else ''} ({kind})"
+            log.info("%s", greeting(self._plan), extra={"file_only": True})
 
     def _in_model(self, _step: int, replica: int, inputs: Any, output: Any) -> None:
         tags = f" device={replica} rank={self._rank}"
@@ -54,6 +46,16 @@ class TutorialPrinter:
         _say(f"Outside: input size {sizes[0]} output_size {sizes[1]}", f" rank={self._rank}")
 
 
+def greeting(plan: RunPlan) -> str:
+    """How many devices are used. Printed before the ranks start: theirs come in any order."""
+    count, kind = plan.num_devices, plan.device_type
+    if plan.emulated:
+        kind = f"emulated on {kind}"
+    elif plan.num_processes > 1:
+        kind = f"{count} processes on {kind}"
+    return f"Let's use {count} device{'s' if count > 1 else ''} ({kind})"
+
+
 def _with_rows(shape: Any, rows: int) -> Any:
     """The shape of all ranks' parts together: the first dimension counts the global rows."""
     plain = isinstance(shape, tuple) and shape and isinstance(shape[0], int)
@@ -62,6 +64,7 @@ def _with_rows(shape: Any, rows: int) -> Any:
 
 def _say(line: str, tags: str) -> None:
     # One write a line, newline included: several ranks share the console.
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):  # nobody reads on (`| head`): the run goes on
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
     log.info("%s%s", line, tags, extra={"file_only": True})

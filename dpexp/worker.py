@@ -6,9 +6,10 @@ import gc
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,13 @@ def _measure(
         TutorialPrinter(plan, comm.rank).attach(shapes)
     with _sinks(job, comm, board, len(schedule)) as sinks:
         recorder = Recorder(plan, comm, clock, sinks)
+        report = partial(
+            _rank_result, plan, recorder, shapes, rank, str(device), tuple(notes), facts
+        )
         with (
             watch_submodules(model, config.shapes.depth, shapes),
             torch.set_grad_enabled(training is not None),
-            _flushed(recorder),
+            _flushed(recorder, progress, report),
         ):
             work = Work(
                 strategy, clock, recorder, shapes, progress, training, config.forward_kwargs
@@ -122,7 +126,7 @@ def _measure(
         if config.save_weights:
             save_weights(model, job.folder / "weights.pt")
     strategy.close()
-    return _rank_result(plan, recorder, shapes, rank, str(device), tuple(notes), facts)
+    return report()
 
 
 def make_schedule(plan: RunPlan, num_rows: int) -> Schedule:
@@ -188,7 +192,9 @@ def _sinks(job: RankJob, comm: Comm, board: Sink | None, steps: int) -> Iterator
 
 
 @contextmanager
-def _flushed(recorder: Recorder) -> Iterator[None]:
+def _flushed(
+    recorder: Recorder, progress: Progress, report: Callable[[], RankResult]
+) -> Iterator[None]:
     """When the steps end early, write what they left. The other ranks may be gone by then."""
     try:
         yield
@@ -199,6 +205,7 @@ def _flushed(recorder: Recorder) -> Iterator[None]:
             log.warning("%s, before the run ended for another reason", found)
         except Exception:
             log.exception("the last steps could not be written")
+        progress.partial = report()
         raise  # the reason why the steps ended, not what writing them met
 
 

@@ -6,7 +6,7 @@ import pytest
 from builders import make_facts, make_plan_for, make_rank_result, make_summary
 
 from dpexp.records import ErrorRecord
-from dpexp.results import assemble, without_steps
+from dpexp.results import assemble, ended_early
 
 ENVIRONMENT = {"cores": 4}
 
@@ -101,7 +101,7 @@ def test_the_device_is_the_first_ranks() -> None:
 
 def test_a_failed_run_keeps_its_facts_and_has_no_figures() -> None:
     error = ErrorRecord("crash", "SIGKILL", "killed", rank=1)
-    result = without_steps(make_plan_for("ddp", 2), ENVIRONMENT, "failed", error)
+    result = ended_early(make_plan_for("ddp", 2), ENVIRONMENT, "failed", error, [])
     assert (result.status, result.label, result.num_processes) == ("failed", "ddp-n2", 2)
     assert result.error == error
     assert (result.timing, result.throughput, result.samples_seen) == (None, None, None)

@@ -63,6 +63,8 @@ def _read(file: Path, path: str) -> dict[str, torch.Tensor]:
         loaded = _load(file)
     except (ValueError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if file.suffix in (".npy", ".npz") and "pickle" in first:  # numpy advises to allow it
+            first = "it is damaged, or holds Python objects"
         raise ConfigError(
             "dataset.path",
             path,

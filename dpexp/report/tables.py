@@ -30,6 +30,9 @@ HEADER = (
     "status",
 )
 
+# More than perfect scaling by so much is no scaling: the baseline was disturbed.
+SUSPECT = 1.2
+
 
 def cell_row(cell: Cell) -> tuple[str, ...]:
     """The texts of one row of the scaling table."""
@@ -59,21 +62,25 @@ def scaling_title(cells: Sequence[Cell]) -> str:
 
 
 def print_scaling(cells: Sequence[Cell], console: Console) -> None:
-    """The scaling table, then what failed or was skipped, with reasons.
-
-    A last column tells cells apart that differ in more than strategy and number of devices.
-    """
+    """The scaling table, then what failed or was skipped, with reasons."""
     console.print(escape(scaling_title(cells)), soft_wrap=True, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    varies = any(cell.setting for cell in cells)
-    for index, head in enumerate((*HEADER, "setting") if varies else HEADER):
+    for index, head in enumerate(HEADER):
         table.add_column(head, justify="right" if 2 <= index <= 8 else "left", no_wrap=True)
     for cell in cells:
-        row = (*cell_row(cell), cell.setting) if varies else cell_row(cell)
-        table.add_row(*(escape(text) for text in row))
+        table.add_row(*(escape(text) for text in cell_row(cell)))
     console.print(table)
-    for line in reasons(cells):
+    for line in (*settings(cells), *reasons(cells)):
         console.print(escape(line), soft_wrap=True, highlight=False)
+
+
+def settings(cells: Sequence[Cell]) -> list[str]:
+    """Which rows have which values of the keys that vary besides strategy and devices."""
+    rows: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.setting:
+            rows.setdefault(cell.setting, []).append(f"#{cell_row(cell)[0]}")
+    return [f"{setting}: {', '.join(numbers)}" for setting, numbers in rows.items()]
 
 
 def reasons(cells: Sequence[Cell]) -> list[str]:
@@ -82,10 +89,22 @@ def reasons(cells: Sequence[Cell]) -> list[str]:
     for cell in cells:
         if cell.status != "ok":
             lines.append(f"{cell.folder}: {cell.status}: {first_line(cell.reason)}")
-    failed = sum(cell.status not in ("ok", "skipped") for cell in cells)
+    failed = sum(cell.status == "failed" for cell in cells)
     if failed:
         lines.append(f"{failed} of {len(cells)} cells failed")
+    if any(cell.status == "interrupted" for cell in cells):
+        lines.append("the sweep was interrupted: cells after the last one have not run")
+    if any(cell.efficiency is not None and cell.efficiency > SUSPECT for cell in cells):
+        lines.append(
+            f"an efficiency above {SUSPECT:.0%} says that the baseline was slowed down by "
+            "something else; measure again on an idle machine, or with OMP_NUM_THREADS=1"
+        )
     return lines
+
+
+def wide(console: Console) -> Console:
+    """A console that cuts nothing where nobody sets a width: a pipe or a file."""
+    return console if console.is_terminal else Console(width=max(console.width, 120))
 
 
 def first_line(text: str | None) -> str:
@@ -100,9 +119,11 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
     lines += [
         "| " + " | ".join(_cell_text(text) for text in cell_row(cell)) + " |" for cell in cells
     ]
+    for line in settings(cells):
+        lines += ["", _cell_text(line)]
     bad = reasons(cells)
     if bad:
-        lines += ["", "## Without a figure", "", *(f"- {_cell_text(line)}" for line in bad)]
+        lines += ["", "## Remarks on cells", "", *(f"- {_cell_text(line)}" for line in bad)]
     notes = list(dict.fromkeys(f"{cell.label}: {note}" for cell in cells for note in cell.notes))
     if any(cell.emulated for cell in cells):
         notes.insert(
@@ -113,7 +134,10 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
     if notes:
         lines += ["", "## Notes", "", *(f"- {_cell_text(note)}" for note in notes)]
     lines += ["", "## Environment", ""]
-    lines += [f"- {key}: {_cell_text(str(value))}" for key, value in environment.items()]
+    variables = environment.get("variables") or {}
+    shown = {k: v for k, v in environment.items() if k != "variables"}
+    shown |= {name: value for name, value in variables.items() if value is not None}
+    lines += [f"- {key}: {_cell_text(str(value))}" for key, value in shown.items()]
     lines += ["", "## Again", "", f"    {command}", ""]
     return "\n".join(lines)
 
