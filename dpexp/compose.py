@@ -78,7 +78,13 @@ def discard(folder: Path) -> None:
     Also the folders above it, where they are dpexp's own and now empty.
     """
     shutil.rmtree(folder / ".hydra", ignore_errors=True)
-    for pattern in ("multirun.yaml", "dpexp.log", "events.out.tfevents.*.dpexp", "steps.rank*.csv"):
+    for pattern in (
+        "multirun.yaml",
+        "dpexp.log",
+        "shapes.csv",
+        "events.out.tfevents.*.dpexp",
+        "steps.rank*.csv",
+    ):
         for path in folder.glob(pattern):
             path.unlink()
     folder = folder.absolute()

@@ -31,10 +31,8 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive the default pickling of exceptions.
-        return (
-            _rebuild,
-            (type(self), self.key, repr(self.value), self.problem, self.allowed, self.fix),
-        )
+        shown = "" if self.value is NO_VALUE else _show(self.value)
+        return _rebuild, (type(self), self.key, shown, self.problem, self.allowed, self.fix)
 
     def paragraph(self) -> str:
         """The refusal as one paragraph for a person."""

@@ -135,7 +135,7 @@ def test_a_constructor_that_raises_is_the_users_code_and_keeps_the_cause(
 ) -> None:
     with pytest.raises(UserCodeError, match=text) as caught:
         build("model", node("Touchy", error=error))
-    assert f"model ({__name__}.Touchy) raised {error}" in str(caught.value)
+    assert f"model._target_={__name__}.Touchy raised {error}" in str(caught.value)
     assert type(caught.value.__cause__).__name__ == error
 
 

@@ -22,8 +22,9 @@ def test_without_a_value_only_the_key_is_shown() -> None:
     assert str(ConfigError("config", NO_VALUE, "cannot be read")) == "config: cannot be read."
 
 
-def test_the_value_none_is_shown() -> None:
-    assert str(ConfigError("epochs", None, "is missing")) == "epochs=None: is missing."
+@pytest.mark.parametrize(("value", "typed"), [(None, "null"), (True, "true"), (False, "false")])
+def test_a_value_is_shown_as_it_is_typed(value: object, typed: str) -> None:
+    assert str(ConfigError("epochs", value, "is odd")) == f"epochs={typed}: is odd."
 
 
 def test_a_long_value_is_cut() -> None:
