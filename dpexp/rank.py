@@ -6,6 +6,7 @@ Imported by the fork server, so that a rank starts with torch already there.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import multiprocessing
@@ -74,6 +75,9 @@ class LaunchedRank:
 
 def main(launched: LaunchedRank) -> RunResult | None:
     """Entry point of a launched rank. Does not return when the rank fails."""
+    # What the server has imported lives as long as this process. Without this, each full garbage
+    # collection would walk all of it, and so copy the memory that is shared with the server.
+    gc.freeze()
     launched.stdio.adopt()
     agent = {k: v for k, v in env.snapshot().items() if k.startswith(_AGENT_PREFIXES)}
     env.restore({**launched.variables, **agent})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpexp.schedule import Schedule, chunk_of, chunk_sizes, epoch_order
+from dpexp.schedule import EpochOrders, Schedule, chunk_of, chunk_sizes
 
 # The same examples each time, and no verdict on how fast the machine is.
 settings.register_profile(
@@ -197,16 +197,16 @@ def test_the_order_does_not_depend_on_the_batch_size(
 
 
 def test_the_order_of_an_epoch_is_the_same_for_the_same_seed() -> None:
-    assert epoch_order(50, 3, 1, True).tolist() == epoch_order(50, 3, 1, True).tolist()
+    assert EpochOrders(50, 3, True).of(1).tolist() == EpochOrders(50, 3, True).of(1).tolist()
 
 
 def test_the_order_of_an_epoch_does_not_depend_on_global_generators() -> None:
     np.random.seed(1)
-    first = epoch_order(50, 3, 1, True).tolist()
+    first = EpochOrders(50, 3, True).of(1).tolist()
     np.random.seed(2)
-    assert epoch_order(50, 3, 1, True).tolist() == first
+    assert EpochOrders(50, 3, True).of(1).tolist() == first
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(3, 2), (4, 1), (1, 3)])
 def test_another_seed_or_epoch_gives_another_order(seed: int, epoch: int) -> None:
-    assert epoch_order(50, seed, epoch, True).tolist() != epoch_order(50, 3, 1, True).tolist()
+    assert EpochOrders(50, seed, True).of(epoch).tolist() != EpochOrders(50, 3, True).of(1).tolist()
