@@ -18,11 +18,11 @@ SCRIPT = ROOT / "benchmarks" / "references" / "train.py"
 
 
 def compare(
-    name: str, count: int, widths: list[int], rows: int, batch: int, steps: int
+    model: list[str], count: int, widths: list[int], rows: int, batch: int, steps: int
 ) -> tuple[list[float], list[float]]:
     """Microseconds per step of dpexp and of the hand-written loop."""
     overrides = (
-        "task=train", "model=mlp", f"model.widths={widths}".replace(" ", ""), "epochs=null",
+        "task=train", *model, "epochs=null",
         f"steps={steps + 10}", "warmup_steps=10", f"batch_size={batch}", f"dataset.rows={rows}",
         f"dataset.features={widths[0]}", f"dataset.targets={widths[-1]}", "drop_last=true",
     )  # fmt: skip
@@ -37,8 +37,15 @@ def compare(
 def main() -> None:
     """Print the table."""
     count = rounds(7)
-    mlp = compare("mlp", count, [512, 1024, 1024, 10], 4096, 128, 300)
-    linear = compare("linear", count, [5, 2], 100, 30, 10000)
+    mlp = compare(
+        ["model=mlp", "model.widths=[512,1024,1024,10]"],
+        count,
+        [512, 1024, 1024, 10],
+        4096,
+        128,
+        300,
+    )
+    linear = compare(["model=linear"], count, [5, 2], 100, 30, 10000)
     show(
         [
             Pair("train MLP 512-1024-1024-10, batch 128", "us/step", *mlp, 1.03),

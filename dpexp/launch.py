@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,10 +33,14 @@ from dpexp.logs import quiet_torch
 from dpexp.records import ErrorRecord, RankResult, RunResult, rank_result_from
 from dpexp.results import ended_early
 from dpexp.sinks import write_shapes
+from dpexp.timing import now_s
 from dpexp.worker import RankJob
 
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.02
+# A poll takes time from the ranks where they use all cores, so a long run is polled less often:
+# the end of a run is seen within this share of its length, and within so many seconds.
+POLL_SHARE, POLL_LONGEST_S = 0.04, 0.3
 # Longer than a rank gives itself to unwind after a signal.
 SHUTDOWN_S = int(GRACE_S) + 2
 
@@ -128,6 +133,7 @@ class _Agent(LocalElasticAgent):
         )
         # Exit codes of the ranks that had ended by themselves when a failure was first seen.
         self.exit_codes: dict[int, int] = {}
+        self._began_s = now_s()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         # multiprocessing would import the main program again in each rank: that fails for one
@@ -142,6 +148,8 @@ class _Agent(LocalElasticAgent):
             sys.modules["__main__"] = hidden
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> AgentResult:
+        elapsed_s = now_s() - self._began_s
+        time.sleep(min(POLL_SHARE * elapsed_s, POLL_LONGEST_S))
         codes = self._ended_processes()
         result: AgentResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.HEALTHY:
