@@ -45,7 +45,7 @@ def main() -> None:
         128,
         300,
     )
-    linear = compare(["model=linear"], count, [5, 2], 100, 30, 10000)
+    linear = compare(["model=linear"], count, [5, 2], 100, 30, 20000)
     show(
         [
             Pair("train MLP 512-1024-1024-10, batch 128", "us/step", *mlp, 1.03),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,8 +15,7 @@ from dpexp.errors import ConfigError
 from dpexp.schedule import GlobalBatch, Indices, Schedule
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """What a forward call gets, and what the loss compares with."""
 
     args: tuple[Any, ...]
