@@ -95,12 +95,13 @@ def _fetch_here(
     collate: Callable[[Any], Any],
 ) -> Iterator[tuple[GlobalBatch, Any]]:
     many = getattr(dataset, "__getitems__", None)
+    arrays = _takes_arrays(dataset)
     for batch in schedule:
         rows = choose(batch.indices)
         if many is None:
             yield batch, collate([dataset[index] for index in rows.tolist()])
         else:
-            items = many(rows if _takes_arrays(dataset) else rows.tolist())
+            items = many(rows if arrays else rows.tolist())
             if isinstance(items, list) and len(items) != len(rows):
                 raise ConfigError(
                     "dataset",

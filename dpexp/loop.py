@@ -100,7 +100,7 @@ def run_steps(batches: Iterator[tuple[GlobalBatch, Any]], work: Work) -> None:
         parts = tuple(strategy.parts)
         peak = peak_resident_bytes()
         recorder.add(Row(batch.step, batch.epoch, global_rows, rows, marks, parts, kept, peak))
-        del output, fetched, inputs, loss  # the next batch must not find this one in memory
+        del item, output, fetched, inputs, loss  # the next batch must not find this one in memory
         end = mark()
         marks.append(end)
         if recorder.flush_due():

@@ -154,13 +154,25 @@ class Recorder:
         phases = spans.tolist()
         absent: list[Any] = [[None] * len(DP_PARTS)] * len(rows)
         dp_parts = absent if parts is None else parts.tolist()
-        records = []
-        for index, row in enumerate(rows):
-            times: list[Any] = [steps[index], *phases[index], *dp_parts[index]]
-            head = (row.step, row.epoch, not measured[index], row.global_rows, row.rows)
-            tail = (losses[index], row.peak_bytes, self._chunk_sizes(row.global_rows))
-            records.append(StepRecord._make((*head, *times, *tail)))
-        return records
+        columns = zip(rows, measured, steps, phases, dp_parts, losses, strict=True)
+        return [
+            StepRecord._make(
+                [
+                    row.step,
+                    row.epoch,
+                    not counted,
+                    row.global_rows,
+                    row.rows,
+                    step,
+                    *phase,
+                    *parts_of,
+                    loss,
+                    row.peak_bytes,
+                    self._chunk_sizes(row.global_rows),
+                ]
+            )
+            for row, counted, step, phase, parts_of, loss in columns
+        ]
 
     def _part_spans(self, rows: list[Row]) -> Spans | None:
         """Seconds of dp's four steps, shape [rows, 4]; None for strategies without them."""
