@@ -92,6 +92,10 @@ def main() -> None:
         console.refuse(compose.explain_os(error), cause=error)
     except KeyboardInterrupt:
         sys.exit(130)
+    if outer is not None:
+        # Everything is written. An interpreter that unwinds after a process group was in it is
+        # aborted now and then ("terminate called without an active exception").
+        console.leave()
 
 
 def _interrupted(stop: InterruptedRunError, folder: Path, in_sweep: bool) -> NoReturn:

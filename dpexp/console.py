@@ -27,6 +27,13 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
+def leave() -> NoReturn:
+    """End this process with status 0, now."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def leave_quietly(_signum: int, _frame: Any) -> NoReturn:
     """Ctrl-C before anything runs: nothing has to be kept. As a handler of SIGINT.
 

@@ -54,6 +54,8 @@ class Lifeline:
         signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
         for signum in STOP_SIGNALS:
             signal.signal(signum, self._on_signal)
+        # The fork server keeps it blocked; see server.py.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         os.register_at_fork(after_in_child=_forget)
         # `send` must stay open as long as the process lives.
         self._sockets = (receive, send)

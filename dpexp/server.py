@@ -11,10 +11,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
 PRELOAD = ["dpexp.rank"]
 # DistributedDataParallel's constructor imports this: over 800 modules, a second of CPU time.
@@ -36,26 +35,25 @@ def start(*, for_ddp: bool) -> None:
     """
     if method() == "forkserver":
         multiprocessing.set_forkserver_preload([*PRELOAD, PRELOAD_DDP] if for_ddp else PRELOAD)
-        with _sigint_ignored():
+        with _sigint_held_back():
             forkserver.ensure_running()
         atexit.unregister(stop)
         atexit.register(stop)
 
 
 @contextmanager
-def _sigint_ignored() -> Iterator[None]:
-    """A process started meanwhile ignores Ctrl-C from its first instruction on.
+def _sigint_held_back() -> Iterator[None]:
+    """A process started meanwhile has SIGINT blocked; for this one it comes a moment later.
 
-    The server itself would do so only after its imports, and end with a traceback until then.
+    The server would ignore Ctrl-C only after its imports, and end with a traceback until then.
+    Ranks unblock it when they can handle it (lifeline.py).
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # else it would be started inside, and unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def server_pid() -> int | None:
