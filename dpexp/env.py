@@ -75,11 +75,6 @@ def socket_interface() -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
-def slurm_job() -> str | None:
-    """The Slurm job this process runs in, or None."""
-    return os.environ.get("SLURM_JOB_ID") or None
-
-
 def take_over_hydra_errors() -> None:
     """Let Hydra raise its errors instead of printing them, and remember what the user wanted.
 
