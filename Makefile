@@ -1,26 +1,35 @@
 # Everything a fresh machine needs: `make demo` to look, `make test` to check.
 # Works with GNU make 3.81 (macOS) and later, and with BSD make. All that is installed lives in
-# .venv; `make clean` removes it.
+# .venv and .venv-extras; `make clean` removes them.
 
 PYTHON = python3
 VENV   = .venv
 BIN    = $(VENV)/bin
-PIP    = $(BIN)/python -m pip -qq --disable-pip-version-check
+PIP    = $(BIN)/python -m pip $(QUIET)
+QUIET  = -qq --disable-pip-version-check
+
+# torchvision fits one version of torch, so the libraries of the extras have an environment of
+# their own.
+VENV_EXTRAS = .venv-extras
+BIN_EXTRAS  = $(VENV_EXTRAS)/bin
 
 # Stamps: made once, and again when the dependencies change. They are gone with the environment.
 MADE = $(VENV)/.made
 DEMO = $(VENV)/.installed-demo
 TEST = $(VENV)/.installed-test
+MADE_EXTRAS = $(VENV_EXTRAS)/.made
+TEST_EXTRAS = $(VENV_EXTRAS)/.installed-test
 
-.PHONY: help venv demo test soak clean sound
+.PHONY: help venv demo test soak test-extras clean sound
 .NOTPARALLEL:
 
 help:
-	@echo "make demo    install into $(VENV) and run a sweep over strategies and device counts"
-	@echo "make test    install what the tests need too; lint, types and the tests"
-	@echo "make soak    only the slow tests"
-	@echo "make venv    only make $(VENV), for example to put a torch of your own into it first"
-	@echo "make clean   remove $(VENV) and caches; outputs/ stays"
+	@echo "make demo         install into $(VENV) and run a sweep over strategies and device counts"
+	@echo "make test         install what the tests need too; lint, types and the tests"
+	@echo "make soak         only the slow tests"
+	@echo "make test-extras  install torchvision and Hugging Face's libraries into $(VENV_EXTRAS); their tests"
+	@echo "make venv         only make $(VENV), for example to put a torch of your own into it first"
+	@echo "make clean        remove $(VENV), $(VENV_EXTRAS) and caches; outputs/ stays"
 	@echo "Another Python: make demo PYTHON=python3.12"
 
 venv: sound $(MADE)
@@ -44,19 +53,23 @@ test: sound $(TEST)
 soak: sound $(TEST)
 	$(BIN)/python -m pytest -m slow
 
+# What needs those libraries, and the core of the rest on the torch that they need.
+test-extras: sound $(TEST_EXTRAS)
+	$(BIN_EXTRAS)/python -m pytest -m "not slow" tests/extras tests/test_equality.py tests/parallel tests/test_run_folder.py
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV_EXTRAS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dpexp tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(MADE):
+$(MADE) $(MADE_EXTRAS):
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 	    echo "There is no $(PYTHON) here. Install Python 3.10 or later, or name yours: make demo PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "dpexp needs Python 3.10 or later; $(PYTHON) is $$("$(PYTHON)" -V 2>&1). Another one: make demo PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "$(PYTHON) cannot make environments: its venv module is missing. On Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
-	@echo "Making $(VENV) with $$("$(PYTHON)" -V)"
-	@"$(PYTHON)" -m venv "$(VENV)"
+	@echo "Making $(@D) with $$("$(PYTHON)" -V)"
+	@"$(PYTHON)" -m venv "$(@D)"
 	@touch $@
 
 $(DEMO): $(MADE) pyproject.toml constraints.txt
@@ -70,7 +83,15 @@ $(TEST): $(MADE) pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e '.[test]'
 	@touch $(DEMO) $@
 
+$(TEST_EXTRAS): $(MADE_EXTRAS) pyproject.toml constraints-extras.txt
+	@echo "Installing dpexp with torchvision and Hugging Face's libraries into $(VENV_EXTRAS) (a first download takes minutes)."
+	@$(BIN_EXTRAS)/python -m pip $(QUIET) install -c constraints-extras.txt -e '.[test,vision,hf]'
+	@touch $@
+
 # An environment whose Python is gone (upgraded, moved) fails in ways that are hard to read.
 sound:
-	@if [ -e $(MADE) ] && ! $(BIN)/python -c '' 2>/dev/null; then \
-	    echo "The Python in $(VENV) does not work any more. Type: make clean, then this again" >&2; exit 1; fi
+	@for folder in $(VENV) $(VENV_EXTRAS); do \
+	    if [ -e "$$folder/.made" ] && ! "$$folder/bin/python" -c '' 2>/dev/null; then \
+	        echo "The Python in $$folder does not work any more. Type: make clean, then this again" >&2; exit 1; \
+	    fi; \
+	done

@@ -1,18 +1,17 @@
-"""From a schedule to batches on a device: fetching, splitting into inputs and target, moving."""
+"""Batches as values: what of them the model gets, moving them, cutting them, their sizes."""
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from dpexp.errors import ConfigError
-from dpexp.schedule import GlobalBatch, Indices, Schedule
+from dpexp.schema import BatchConfig
 
 
 class Inputs(NamedTuple):
@@ -35,146 +34,184 @@ def seed_of_rank(seed: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def rows_in(dataset: Any) -> int:
-    """The number of rows.
-
-    Raises:
-        ConfigError: the dataset has no length, or no rows.
-    """
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
-        raise ConfigError(
-            "dataset",
-            type(dataset).__name__,
-            "has no length: only map-style datasets "
-            "(__len__ and __getitem__) can be cut into a schedule of batches",
-            fix="give it __len__, or take another dataset",
-        )
-    if len(dataset) == 0:
-        raise ConfigError(
-            "dataset",
-            type(dataset).__name__,
-            "the dataset is empty: it has 0 rows",
-            fix="a dataset with at least one row (dataset.rows=100 for dataset=random)",
-        )
-    return len(dataset)
+Split = Callable[[Any], Inputs]
 
 
-def fetch_all(
-    dataset: Any, schedule: Schedule, choose: Callable[[Indices], Indices], workers: int, seed: int
-) -> Iterator[tuple[GlobalBatch, Any]]:
-    """Every global batch of the schedule with this rank's part of the data, in order.
+def make_split(entries: BatchConfig, constants: dict[str, Any]) -> Split:
+    """How inputs and target are taken out of a collated batch.
+
+    With `inputs` and `target` on auto: a tensor is the only input. A tuple or list of two is
+    (inputs, target), of more (input, …, target). A dict goes to the model as keywords, and there
+    is no target. Inputs that are themselves a tuple, list or dict are spread over the model's
+    arguments.
 
     Args:
-        dataset: map-style. One with ``collate_fn`` collates by itself (see ``datasets/rows.py``).
-        choose: from the rows of a global batch to those that this rank fetches.
-        workers: loader processes; they are started once, before the first batch, so before this
-            process has threads that a fork would not copy.
-        seed: of the loader processes' own random numbers.
-    """
-    collate = getattr(dataset, "collate_fn", default_collate)
-    own = [choose(batch.indices) for batch in schedule] if workers else []
-    if workers:
-        loader = DataLoader(
-            dataset,
-            batch_sampler=_Listed(own),
-            num_workers=workers,
-            collate_fn=collate,
-            generator=torch.Generator().manual_seed(seed),
-            # A rank's own default is the fork server: each rank would start another one, which
-            # imports torch again, and whose children nobody ends when the rank is killed.
-            multiprocessing_context="fork",
-        )
-        return zip(schedule, loader, strict=True)
-    return _fetch_here(dataset, schedule, choose, collate)
-
-
-def _fetch_here(
-    dataset: Any,
-    schedule: Schedule,
-    choose: Callable[[Indices], Indices],
-    collate: Callable[[Any], Any],
-) -> Iterator[tuple[GlobalBatch, Any]]:
-    many = getattr(dataset, "__getitems__", None)
-    arrays = _takes_arrays(dataset)
-    for batch in schedule:
-        rows = choose(batch.indices)
-        if many is None:
-            yield batch, collate([dataset[index] for index in rows.tolist()])
-        else:
-            items = many(rows if arrays else rows.tolist())
-            if isinstance(items, list) and len(items) != len(rows):
-                raise ConfigError(
-                    "dataset",
-                    type(dataset).__name__,
-                    f"__getitems__ was asked for {len(rows)} rows and gave {len(items)}",
-                    fix="return one item per index",
-                )
-            yield batch, collate(items)
-
-
-def _takes_arrays(dataset: Any) -> bool:
-    """Only our own in-memory rows are known to take an array of indices (saves a conversion)."""
-    return type(dataset).__module__ == "dpexp.datasets.rows"
-
-
-class _Listed:
-    """A batch sampler over index lists that are known beforehand."""
-
-    def __init__(self, batches: list[Indices]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for rows in self._batches:
-            yield rows.tolist()
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-
-def split(batch: Any, constants: dict[str, Any]) -> Inputs:
-    """Take inputs and target out of a collated batch.
-
-    A tensor is the only input. A tuple or list of two is (inputs, target), of more (input, …,
-    target). A dict goes to the model as keywords. Inputs that are themselves a tuple, list or
-    dict are spread over the model's arguments.
-
-    Args:
+        entries: ``batch`` of the config. An index or key names an entry of the batch; a key with
+            dots goes down into nested ones (``image.pixels``).
         constants: keyword arguments of every call (``forward_kwargs``).
+
+    Returns:
+        A function of a batch. It raises ConfigError where the batch has no such entry.
     """
+    inputs, target = entries.inputs, entries.target
+    if inputs == "auto" and target == "auto":
+        return lambda batch: _conventional(batch, constants)
+
+    def chosen(batch: Any) -> Inputs:
+        wanted, remaining = None, batch
+        if target == "auto":
+            wanted = _conventional(batch, {}).target
+        elif target not in (None, "none"):
+            wanted = _entry(batch, "batch.target", target)
+            if inputs == "auto":
+                remaining = _without(batch, target)
+        if inputs != "auto":
+            return _named(batch, inputs, constants)._replace(target=wanted)
+        if target in (None, "none") and isinstance(remaining, (tuple, list)):
+            return Inputs(tuple(remaining), constants, None)
+        return _spread(remaining, constants)._replace(target=wanted)
+
+    return chosen
+
+
+def _conventional(batch: Any, constants: dict[str, Any]) -> Inputs:
     if isinstance(batch, torch.Tensor):
         return Inputs((batch,), constants, None)
-    if isinstance(batch, dict):
-        return Inputs((), {**batch, **constants}, None)
-    if isinstance(batch, (tuple, list)):
-        if len(batch) == 1:
-            return Inputs((batch[0],), constants, None)
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
         *inputs, target = batch
-        if len(inputs) == 1 and isinstance(inputs[0], dict):
-            return Inputs((), {**inputs[0], **constants}, target)
-        if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)):
-            return Inputs(tuple(inputs[0]), constants, target)
-        return Inputs(tuple(inputs), constants, target)
+        return _spread(inputs, constants)._replace(target=target)
+    return _spread(batch, constants)
+
+
+def _spread(value: Any, constants: dict[str, Any]) -> Inputs:
+    """All of `value` as inputs: dicts as keywords, tuples and lists as positions."""
+    if isinstance(value, (tuple, list)):
+        if len(value) == 1 and isinstance(value[0], (dict, tuple, list)):
+            return _spread(value[0], constants)
+        return Inputs(tuple(value), constants, None)
+    if isinstance(value, dict):
+        return Inputs((), {**value, **constants}, None)
+    if isinstance(value, torch.Tensor):
+        return Inputs((value,), constants, None)
     raise ConfigError(
         "dataset",
-        type(batch).__name__,
+        type(value).__name__,
         "a batch must be a tensor, a tuple, a list or a dict of tensors",
         fix="give the dataset a collate_fn that returns one of them",
     )
 
 
+def _named(batch: Any, names: Any, constants: dict[str, Any]) -> Inputs:
+    if isinstance(names, dict):
+        keywords = {str(k): _entry(batch, "batch.inputs", name) for k, name in names.items()}
+        return Inputs((), {**keywords, **constants}, None)
+    if isinstance(names, list):
+        return Inputs(tuple(_entry(batch, "batch.inputs", n) for n in names), constants, None)
+    entry = _entry(batch, "batch.inputs", names)
+    spread = isinstance(entry, (dict, tuple, list))
+    return _spread(entry, constants) if spread else Inputs((entry,), constants, None)
+
+
+def _entry(batch: Any, key: str, name: int | str) -> Any:
+    """The entry of a batch that an index, a key or a path of them names."""
+    if isinstance(batch, dict) and name in batch:
+        return batch[name]
+    value = batch
+    for part in str(name).split("."):
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+        elif isinstance(value, (tuple, list)) and _is_index(part, len(value)):
+            value = value[int(part)]
+        else:
+            raise ConfigError(
+                key,
+                name,
+                f"the dataset's batch has no such entry: it is {_describe(batch)}",
+                fix=f"{key}=auto, or one of the entries",
+            )
+    return value
+
+
+def _is_index(text: str, length: int) -> bool:
+    return text.lstrip("-").isdigit() and -length <= int(text) < length
+
+
+def _without(batch: Any, name: int | str) -> Any:
+    """The batch without a top-level entry; one that lies deeper stays where it is."""
+    if isinstance(batch, dict):
+        return {key: value for key, value in batch.items() if key != name}
+    if isinstance(batch, (tuple, list)) and _is_index(str(name), len(batch)):
+        left = int(name) % len(batch)
+        return tuple(value for index, value in enumerate(batch) if index != left)
+    return batch
+
+
+def _describe(batch: Any) -> str:
+    if isinstance(batch, dict):
+        return f"a dict with {', '.join(map(str, batch))}"
+    if isinstance(batch, (tuple, list)):
+        return f"a {type(batch).__name__} of {len(batch)} entries"
+    return f"a {type(batch).__name__}"
+
+
 def move(value: Any, device: torch.device) -> Any:
     """`value` with every tensor in it on `device`; containers keep their type."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), value)
+
+
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """`value` with every tensor in it changed; containers keep their type."""
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return change(value)
     if isinstance(value, dict):
-        moved = copy.copy(value)  # of the same type, whatever its constructor takes
-        moved.update((key, move(entry, device)) for key, entry in value.items())
-        return moved
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move(entry, device) for entry in value))
+        changed = copy.copy(value)  # of the same type, whatever its constructor takes
+        changed.update((key, map_tensors(change, entry)) for key, entry in value.items())
+        return changed
     if isinstance(value, (tuple, list)):
-        return cast(Any, type(value))(move(entry, device) for entry in value)
+        return like(value, [map_tensors(change, entry) for entry in value])
     return value
+
+
+def like(example: Any, entries: Sequence[Any]) -> Any:
+    """`entries` in a container of the example's type: tuple, named tuple or list."""
+    kind = cast(Any, type(example))
+    return kind(*entries) if hasattr(example, "_fields") else kind(entries)
+
+
+def cut(inputs: Inputs, rows: int, sizes: Sequence[int]) -> list[Inputs]:
+    """Cut a batch of `rows` rows into micro-batches along the first dimension.
+
+    Args:
+        inputs: tensors, and lists of as many entries as rows (strings), are cut; all else is
+            repeated.
+        sizes: rows of each micro-batch. One of size 0 gets the rows of the first one: what it
+            computes weighs nothing, but every rank has to take part in every micro-batch.
+    """
+    pieces, start = [], 0
+    for size in sizes:
+        begin, end = (start, start + size) if size else (0, sizes[0] or rows)
+        pieces.append(cast(Inputs, _slice(inputs, rows, begin, end)))
+        start += size
+    return pieces
+
+
+def _slice(value: Any, rows: int, begin: int, end: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[begin:end] if value.dim() and len(value) == rows else value
+    if isinstance(value, dict):
+        piece = copy.copy(value)  # of the same type, whatever its constructor takes
+        piece.update((key, _slice(entry, rows, begin, end)) for key, entry in value.items())
+        return piece
+    if isinstance(value, (tuple, list)):
+        if isinstance(value, list) and len(value) == rows and _is_flat(value):
+            return value[begin:end]
+        return like(value, [_slice(entry, rows, begin, end) for entry in value])
+    return value
+
+
+def _is_flat(entries: list[Any]) -> bool:
+    """Whether a list holds one plain entry per row, such as texts."""
+    return not any(isinstance(e, (torch.Tensor, dict, tuple, list)) for e in entries)
 
 
 def leading_sizes(value: Any) -> list[torch.Size]:

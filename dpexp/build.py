@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dpexp.errors import ConfigError
+from dpexp.extras import explain_broken
 
 
 class UserCodeError(RuntimeError):
@@ -41,7 +42,8 @@ def build(key: str, node: dict[str, Any], *, partial: bool = False) -> Any:
         if isinstance(cause, ConfigError):
             raise cause from None
         if cause is None or "Error locating target" in str(error):
-            reason = _not_found(target) or " ".join(str(cause or error).split())
+            reason = " ".join(str(cause or error).split())
+            reason = _not_found(target) or explain_broken(target, cause or error) or reason
             raise ConfigError(
                 f"{key}._target_",
                 target,
@@ -86,7 +88,7 @@ def _raised_by_caller(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-    return name.startswith(("hydra.", "dpexp.build", "dpexp.worker"))
+    return name.startswith(("hydra.", "dpexp.build", "dpexp.optimizers"))
 
 
 def build_model(node: dict[str, Any], device: torch.device) -> nn.Module:
@@ -132,29 +134,3 @@ def hidden_modules(model: nn.Module) -> list[str]:
             ):
                 found.append(f"{path}.{name}" if path else name)
     return found
-
-
-def build_optimizer(node: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over the model's trainable parameters.
-
-    Raises:
-        ConfigError: there is nothing to train, or see :func:`build`.
-    """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trainable:
-        raise ConfigError(
-            "task",
-            "train",
-            f"the model ({type(model).__name__}) has no trainable parameter",
-            fix="task=forward",
-        )
-    make = build("optimizer", node, partial=True)
-    try:
-        return make(trainable)  # type: ignore[no-any-return]
-    except ConfigError:
-        raise
-    except Exception as cause:
-        error = explain_call("optimizer", node["_target_"], cause)
-        if isinstance(cause, ValueError):  # torch's optimizers: "Invalid learning rate: -1"
-            error = ConfigError("optimizer", node["_target_"], str(cause), fix="optimizer.lr=0.01")
-        raise error from cause

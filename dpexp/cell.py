@@ -14,7 +14,7 @@ from dpexp.config import to_plain
 from dpexp.console import leave_quietly
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.records import ErrorRecord, RunResult
-from dpexp.schema import Config, StrategyName
+from dpexp.schema import ONE_PROCESS, Config
 
 
 class InterruptedRunError(Exception):
@@ -48,8 +48,9 @@ def run_cell(
         check(config, in_sweep=in_sweep)
         outer = env.outer_launcher()
         if outer is None:
-            ddp = config.parallel.strategy is StrategyName.ddp
-            server.start(for_ddp=ddp or in_sweep)  # imports torch beside this process's own import
+            several = config.parallel.strategy not in ONE_PROCESS
+            # Imports torch beside this process's own import.
+            server.start(several_ranks=several or in_sweep)
         # Only now is torch imported: a mistake in the config is told without waiting for it.
         from dpexp.device import describe_environment, gather_facts
         from dpexp.plan import make_plan

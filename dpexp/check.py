@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from dpexp.errors import ConfigError, SkippedCellError
-from dpexp.schema import Config, StrategyName
+from dpexp.extras import refuse_missing
+from dpexp.schema import OPTIONS, CompileMode, Config, Preload, StrategyName, Task
 
 DEVICE_FORMS = "auto, cpu, cuda, cuda:<i>, mps, xpu (no spaces, lower case)"
 _DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:(0|[1-9][0-9]*))?")
 MAX_DEVICES = 1024
-DDP_OPTIONS = (
-    "backend",
-    "bucket_cap_mb",
-    "find_unused_parameters",
-    "static_graph",
-    "gradient_as_bucket_view",
-    "broadcast_buffers",
-)
+LOSSES = ("auto", "mse", "l1", "bce_with_logits", "cross_entropy", "output")
+METRICS = ("auto", "accuracy", "mse", "l1", "cross_entropy", "output")
+LR_SCHEDULERS = ("none", "cosine", "linear")
 
 
 def check(config: Config, *, in_sweep: bool = False) -> None:
@@ -47,6 +44,30 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
         fix = "num_devices=1, or parallel=dp"
         raise kind("num_devices", asked, "parallel=none uses one device", fix=fix)
     _check_minima(config)
+    _check_length(config)
+    if not 0 < config.parallel.timeout_s < 7 * 24 * 3600:
+        raise ConfigError(
+            "parallel.timeout_s",
+            config.parallel.timeout_s,
+            "is not a time-out",
+            allowed="more than 0 seconds, less than a week",
+            fix="parallel.timeout_s=300",
+        )
+    _check_options(config)
+    _check_named("loss", config.loss, LOSSES, "torch.nn.L1Loss")
+    _check_named("metric", config.metric, METRICS, "mymodule.f1")
+    _check_named(
+        "lr_scheduler", config.lr_scheduler, LR_SCHEDULERS, "torch.optim.lr_scheduler.ExponentialLR"
+    )
+    for key in ("dataset", "model", "optimizer", "loss", "metric", "lr_scheduler"):
+        refuse_missing(key, getattr(config, key))
+    _check_task(config)
+    _check_model(config)
+    _check_loader(config)
+    _check_entries(config)
+
+
+def _check_length(config: Config) -> None:
     if config.steps is not None and config.steps < 1:
         raise ConfigError(
             "steps",
@@ -62,32 +83,44 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
             "epochs and steps are both null, so the run would never end",
             fix="epochs=1",
         )
-    if not 0 < config.parallel.timeout_s < 7 * 24 * 3600:
-        raise ConfigError(
-            "parallel.timeout_s",
-            config.parallel.timeout_s,
-            "is not a time-out",
-            allowed="more than 0 seconds, less than a week",
-            fix="parallel.timeout_s=300",
-        )
-    _check_options(config)
-    _check_loss(config)
 
 
 def _check_minima(config: Config) -> None:
-    minima = {
-        "batch_size": (config.batch_size, 1),
+    size = config.batch_size
+    if isinstance(size, str) and size != "auto":
+        raise ConfigError(
+            "batch_size",
+            size,
+            "is not a number of rows",
+            allowed="auto, or a whole number of at least 1",
+            fix="batch_size=32",
+        )
+    minima: dict[str, tuple[Any, int]] = {
+        "batch_size": (None if isinstance(size, str) else size, 1),
         "epochs": (config.epochs, 1),
         "warmup_steps": (config.warmup_steps, 0),
+        "accumulate": (config.accumulate, 1),
         "loader.workers": (config.loader.workers, 0),
+        "loader.prefetch": (config.loader.prefetch, 1),
         "shapes.depth": (config.shapes.depth, 0),
         "seed": (config.seed, 0),
+        "parallel.powersgd_rank": (config.parallel.powersgd_rank, 1),
+        # torch's own limit: the first step shows DDP the order of the gradients
+        "parallel.powersgd_start": (config.parallel.powersgd_start, 2),
     }
     for key, (value, least) in minima.items():
         if value is not None and value < least:
             raise ConfigError(
                 key, value, "is too small", allowed=f"{least} or more", fix=f"{key}={max(least, 1)}"
             )
+    above_zero = {
+        "clip_grad_norm": config.clip_grad_norm,
+        "loader.timeout_s": config.loader.timeout_s,
+        "batch_search.process_memory_mib": config.batch_search.process_memory_mib,
+    }
+    for key, number in above_zero.items():
+        if number is not None and not 0 < number < float("inf"):
+            raise ConfigError(key, number, "must be more than 0", fix=f"{key}=1000")
 
 
 def _check_device_string(device: object) -> None:
@@ -98,40 +131,145 @@ def _check_device_string(device: object) -> None:
 
 
 def _check_options(config: Config) -> None:
-    options = config.parallel
-    if options.strategy is StrategyName.ddp:
-        missing = [name for name in DDP_OPTIONS if getattr(options, name) is None]
-        if missing:
-            raise ConfigError(
-                f"parallel.{missing[0]}", None, "ddp needs a value", fix="parallel=ddp"
-            )
-        if options.bucket_cap_mb is not None and not options.bucket_cap_mb > 0:
-            raise ConfigError(
-                "parallel.bucket_cap_mb",
-                options.bucket_cap_mb,
-                "must be more than 0 MiB",
-                fix="parallel.bucket_cap_mb=25",
-            )
-        return
-    for name in DDP_OPTIONS:
-        if getattr(options, name) is not None:
-            raise ConfigError(
-                f"parallel.{name}",
-                getattr(options, name),
-                f"is an option of ddp, not of {options.strategy.value}",
-                fix="parallel=ddp",
-            )
+    options, own = config.parallel, OPTIONS.get(config.parallel.strategy, ())
+    name = options.strategy.value
+    for strategy, keys in OPTIONS.items():
+        for key in keys:
+            value = getattr(options, key)
+            if key in own and value is None:
+                raise ConfigError(
+                    f"parallel.{key}", None, f"{name} needs a value", fix=f"parallel={name}"
+                )
+            if key not in own and value is not None:
+                raise ConfigError(
+                    f"parallel.{key}",
+                    value,
+                    f"is an option of {strategy.value}, not of {name}",
+                    fix=f"parallel={strategy.value}",
+                )
+    if options.bucket_cap_mb is not None and not options.bucket_cap_mb > 0:
+        raise ConfigError(
+            "parallel.bucket_cap_mb",
+            options.bucket_cap_mb,
+            "must be more than 0 MiB",
+            fix="parallel.bucket_cap_mb=25",
+        )
+    if "wrap" in own and not _is_wrap(options.wrap):
+        raise ConfigError(
+            "parallel.wrap",
+            options.wrap,
+            "does not say what is sharded as a unit",
+            allowed="blocks, model, a list of class names, or a number of parameters",
+            fix="parallel.wrap=[Block]",
+        )
 
 
-def _check_loss(config: Config) -> None:
-    names = ("auto", "mse", "cross_entropy", "output")
-    named = isinstance(config.loss, str) and config.loss in names
-    node = isinstance(config.loss, dict) and isinstance(config.loss.get("_target_"), str)
+def _is_wrap(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(entry, str) for entry in value)
+    return value in ("blocks", "model") or (type(value) is int and value > 0)
+
+
+def _check_named(key: str, value: Any, names: tuple[str, ...], example: str) -> None:
+    """A key that takes a name or a node with a `_target_`."""
+    named = isinstance(value, str) and value in names
+    node = isinstance(value, dict) and isinstance(value.get("_target_"), str)
     if not (named or node):
         raise ConfigError(
-            "loss",
-            config.loss,
-            "is not a loss",
+            key,
+            value,
+            f"is not a {key}",
             allowed=", ".join(names) + ", or a node with a _target_",
-            fix="'loss={_target_: torch.nn.L1Loss}'",
+            fix=f"'{key}={{_target_: {example}}}'",
         )
+
+
+def _check_task(config: Config) -> None:
+    """What only some tasks have."""
+    if config.task is not Task.train:
+        given = {
+            "accumulate": (config.accumulate, 1),
+            "clip_grad_norm": (config.clip_grad_norm, None),
+            "lr_scheduler": (config.lr_scheduler, "none"),
+            "parallel.zero": (config.parallel.zero or False, False),
+        }
+        for key, (value, unset) in given.items():
+            if value != unset:
+                raise ConfigError(key, value, "is for training only", fix="task=train")
+    if config.accumulate > 1 and config.shapes.print:
+        raise ConfigError(
+            "shapes.print",
+            True,
+            "prints the sizes of whole batches, which accumulate cuts into micro-batches",
+            fix="accumulate=1, or shapes.print=false and look into shapes.csv",
+        )
+    if config.task is Task.evaluate:
+        if config.drop_last:
+            problem = "would leave out samples of the evaluation"
+            raise ConfigError("drop_last", True, problem, fix="drop_last=false")
+        if config.epochs != 1:
+            raise ConfigError(
+                "epochs",
+                config.epochs,
+                "an evaluation counts each sample once",
+                allowed="1",
+                fix="epochs=1",
+            )
+
+
+def _check_model(config: Config) -> None:
+    prepare = config.prepare
+    if prepare.compile and config.parallel.strategy is StrategyName.dp:
+        raise ConfigError(
+            "prepare.compile",
+            True,
+            "nn.DataParallel copies the model in each step, and a compiled model stays bound to "
+            "the first one",
+            fix="parallel=ddp, or prepare.compile=false",
+        )
+    if prepare.compile_mode is not CompileMode.default and not prepare.compile:
+        raise ConfigError(
+            "prepare.compile_mode",
+            prepare.compile_mode.value,
+            "nothing is compiled",
+            fix="prepare.compile=true",
+        )
+
+
+def _check_loader(config: Config) -> None:
+    loader = config.loader
+    if loader.preload is Preload.device and loader.workers:
+        raise ConfigError(
+            "loader.preload",
+            "device",
+            f"a dataset on the device needs no loader processes, but loader.workers="
+            f"{loader.workers}",
+            fix="loader.workers=0, or loader.preload=none",
+        )
+
+
+def _check_entries(config: Config) -> None:
+    """`batch.inputs` and `batch.target` name entries of a batch."""
+    inputs, target = config.batch.inputs, config.batch.target
+    many = list(inputs.values()) if isinstance(inputs, dict) else inputs
+    many = many if isinstance(many, list) else [many]
+    if not many or not all(_is_entry(entry) for entry in many):
+        raise ConfigError(
+            "batch.inputs",
+            inputs,
+            "does not name entries of a batch",
+            allowed="auto, an index, a key, a list of them, or {keyword: index or key}",
+            fix="batch.inputs=auto",
+        )
+    if target is not None and not _is_entry(target):
+        raise ConfigError(
+            "batch.target",
+            target,
+            "does not name an entry of a batch",
+            allowed="auto, none, an index or a key",
+            fix="batch.target=auto",
+        )
+
+
+def _is_entry(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, str) and value != "")

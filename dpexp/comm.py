@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, final
 
@@ -71,6 +72,14 @@ class Comm(ABC):
         """The largest of all ranks' values, on every rank. Waits for all."""
 
     @abstractmethod
+    def extent(self, values: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The smallest and the largest of each value over ranks, on every rank. Waits for all."""
+
+    @abstractmethod
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite the tensors with rank 0's. Waits for all."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave. No collective may follow, and no DDP object may be alive (see worker.py)."""
 
@@ -91,6 +100,12 @@ class LocalComm(Comm):
 
     def max(self, value: float) -> float:
         return value
+
+    def extent(self, values: Sequence[float]) -> tuple[list[float], list[float]]:
+        return list(values), list(values)
+
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        return None
 
     def close(self) -> None:
         return None
@@ -121,6 +136,16 @@ class TorchComm(Comm):
         tensor = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return tensor.item()
+
+    def extent(self, values: Sequence[float]) -> tuple[list[float], list[float]]:
+        both = torch.tensor([*values, *(-value for value in values)], dtype=torch.float64)
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
+        high, low = both[: len(values)].tolist(), (-both[len(values) :]).tolist()
+        return low, high
+
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -17,9 +17,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from dpexp import env
-from dpexp.check import DDP_OPTIONS
+from dpexp.builtin import GROUPS
 from dpexp.errors import NO_VALUE, ConfigError
-from dpexp.schema import GROUPS, NESTED, Config, StrategyName
+from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
 
 RUNS = "outputs/runs"
 SWEEPS = "outputs/sweeps"
@@ -178,8 +178,10 @@ def explain_os(error: OSError) -> ConfigError:
 def _missing_key(key: str, value: object) -> ConfigError:
     """Why there is no such key, and what to type instead."""
     group, _, name = key.partition(".")
-    if group == "parallel" and name in DDP_OPTIONS:
-        return ConfigError(key, value, "is an option of ddp", fix="parallel=ddp")
+    owners = [strategy.value for strategy, own in OPTIONS.items() if name in own]
+    if group == "parallel" and owners:
+        problem = f"is an option of {' and '.join(owners)}"
+        return ConfigError(key, value, problem, fix=f"parallel={owners[0]}")
     if group in ("dataset", "model", "optimizer") and name:
         problem = f"the chosen {group} has no such argument"
         return ConfigError(key, value, problem, fix=f"+{key}=… to add it, or another {group}")

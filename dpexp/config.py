@@ -15,8 +15,9 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from dpexp.builtin import BUILTIN_ARGUMENTS, GROUPS
 from dpexp.errors import NO_VALUE, ConfigError
-from dpexp.schema import BUILTIN_ARGUMENTS, GROUPS, NESTED, Config
+from dpexp.schema import NESTED, Config
 
 
 def load(composed: DictConfig) -> Config:
@@ -141,7 +142,7 @@ def _typed(key: str, expected: Any, value: Any) -> Any:
     converted = _convert(expected, value)
     if converted is _REFUSED:
         allowed = _describe(expected)
-        example = {"num_devices": "num_devices=2"}.get(key, f"{key}={_example(expected)}")
+        example = f"{key}={_example(expected)}"
         raise ConfigError(key, value, "is of the wrong type", allowed=allowed, fix=example)
     return converted
 
@@ -152,8 +153,10 @@ _REFUSED = object()
 def _convert(expected: Any, value: Any) -> Any:  # noqa: PLR0911
     options = getattr(expected, "__args__", ()) if _is_union(expected) else ()
     if options:
+        if value is None and type(None) in options:
+            return None
         for option in options:
-            converted = None if option is type(None) and value is None else _convert(option, value)
+            converted = _convert(option, value)
             if converted is not _REFUSED:
                 return converted
         return _REFUSED
@@ -191,7 +194,7 @@ def _describe(expected: Any) -> str:
     if _is_union(expected):
         return " or ".join(_describe(option) for option in expected.__args__)
     if getattr(expected, "__origin__", None) is list:
-        return "a list of numbers, like [8,16]"
+        return f"a list, like {_example(expected)}"
     if isinstance(expected, type) and issubclass(expected, Enum):
         return ", ".join(member.value for member in expected)
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -202,11 +205,11 @@ def _example(expected: Any) -> str:
     if _is_union(expected):
         return _example(expected.__args__[0])
     if getattr(expected, "__origin__", None) is list:
-        return "[8,16]"
+        return "[a,b]" if expected.__args__[0] is str else "[8,16]"
     if isinstance(expected, type) and issubclass(expected, Enum):
         return str(next(iter(expected)).value)
     return {int: "8", float: "0.1", str: "text", bool: "true"}.get(expected, "<node>")
 
 
-# These three are judged by plan.check, which can say more than "wrong type".
-_TYPES = {**typing.get_type_hints(Config), "device": Any, "num_devices": Any, "loss": Any}
+# These two are judged by check.check, which can say more than "wrong type".
+_TYPES = {**typing.get_type_hints(Config), "device": Any, "num_devices": Any}

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dpexp.batches import split
+from dpexp.batches import Inputs, Split
 from dpexp.device import peak_resident_bytes
-from dpexp.losses import Loss
+from dpexp.loading import Batches
+from dpexp.metrics import Scoring
 from dpexp.parallel import Strategy
 from dpexp.recorder import Recorder, Row
 from dpexp.records import RankResult
-from dpexp.schedule import GlobalBatch
 from dpexp.shapes import ShapeLog
 from dpexp.timing import Clock
+from dpexp.training import Training
+from dpexp.transfer import Transfer
 
 
 @dataclass
@@ -29,27 +31,22 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Training:
-    """What `task=train` adds to a step."""
-
-    loss_of: Loss
-    optimizer: torch.optim.Optimizer
-
-
-@dataclass(frozen=True)
 class Work:
     """What the loop works with."""
 
     strategy: Strategy
+    transfer: Transfer
     clock: Clock[Any]
     recorder: Recorder
     shapes: ShapeLog
     progress: Progress
-    training: Training | None  # None: the model is only called
-    forward_kwargs: dict[str, Any] = field(default_factory=dict)
+    split: Split
+    autocast: AbstractContextManager[Any]
+    training: Training | None = None  # of task=train
+    scoring: Scoring | None = None  # of task=evaluate; with neither, the model is only called
 
 
-def run_steps(batches: Iterator[tuple[GlobalBatch, Any]], work: Work) -> None:
+def run_steps(batches: Batches, work: Work) -> None:
     """Run every batch, in the grad mode of the caller.
 
     A step lasts from the end of the one before to its own end, so its phases add up to it and
@@ -65,41 +62,35 @@ def run_steps(batches: Iterator[tuple[GlobalBatch, Any]], work: Work) -> None:
             break
         batch, fetched = item
         progress.step = shapes.step = batch.step
-        inputs = split(fetched, work.forward_kwargs)
+        inputs = work.split(fetched)
         marks.append(mark())
 
         progress.phase = "transfer"
-        inputs = strategy.place(inputs)
+        inputs = work.transfer.place(inputs)
         marks.append(mark())
 
-        progress.phase = "forward"
         global_rows = len(batch.indices)
-        rows = strategy.own_rows(global_rows)
-        output = strategy.forward(inputs, rows)
-        loss = None
+        output, loss = _forward_backward(inputs, global_rows, work, marks)
+
+        progress.phase = "optimizer"
+        rate = None
         if training is not None:
-            loss = strategy.weigh(training.loss_of(output, inputs.target), rows, global_rows)
-        marks.append(mark())
-
-        if training is not None and loss is not None:
-            progress.phase = "backward"
-            loss.backward()  # type: ignore[no-untyped-call]
-            marks.append(mark())
-
-            progress.phase = "optimizer"
-            training.optimizer.step()
-            training.optimizer.zero_grad(set_to_none=True)
+            rate = training.learning_rate
+            training.update()
             marks.append(mark())
         else:
-            marks += [marks[-1], marks[-1]]  # phases that do not happen take no time
+            marks.append(marks[-1])  # a phase that does not happen takes no time
 
         progress.phase = "other"
+        rows = strategy.own_rows(global_rows)
+        if work.scoring is not None:
+            work.scoring.add(output, inputs.target, rows)
         if shapes.on_batch is not None:
             shapes.on_batch(inputs, output, global_rows)
-        kept = None if loss is None else loss.detach()
         parts = tuple(strategy.parts)
         peak = peak_resident_bytes()
-        recorder.add(Row(batch.step, batch.epoch, global_rows, rows, marks, parts, kept, peak))
+        row = Row(batch.step, batch.epoch, global_rows, rows, marks, parts, loss, rate, peak)
+        recorder.add(row)
         del item, output, fetched, inputs, loss  # the next batch must not find this one in memory
         end = mark()
         marks.append(end)
@@ -108,3 +99,41 @@ def run_steps(batches: Iterator[tuple[GlobalBatch, Any]], work: Work) -> None:
             end = mark()
         marks = [end]
     recorder.flush()
+
+
+def _forward_backward(
+    inputs: Inputs, global_rows: int, work: Work, marks: list[Any]
+) -> tuple[Any, torch.Tensor | None]:
+    """All micro-batches of a step, two marks for each.
+
+    Returns:
+        The last one's output, and the loss of this rank's rows, detached; None if not training.
+    """
+    strategy, training, progress, mark = (
+        work.strategy,
+        work.training,
+        work.progress,
+        work.clock.mark,
+    )
+    strategy.parts.clear()
+    micro_batches = strategy.micro_batches(inputs, global_rows)
+    left, total, output = len(micro_batches), None, None
+    for micro, rows in micro_batches:
+        left -= 1
+        progress.phase = "forward"
+        loss = None
+        with strategy.synchronised(left == 0):
+            with work.autocast:
+                output = strategy.forward(micro, rows)
+                if training is not None:
+                    own = training.loss_of(output, micro.target)
+                    loss = strategy.weigh(own, rows, global_rows)
+            marks.append(mark())
+            if training is None or loss is None:
+                marks.append(marks[-1])
+                continue
+            progress.phase = "backward"
+            training.backward(loss)
+            marks.append(mark())
+        total = loss.detach() if total is None else total + loss.detach()
+    return output, total

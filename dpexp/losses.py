@@ -26,18 +26,77 @@ def make_loss(loss: Any, custom: Loss | None) -> Loss:
     """
     if custom is not None:
         return lambda output, target: _scalar(custom(output, target), loss)
-    return {"auto": _auto, "mse": _mse, "cross_entropy": _cross_entropy, "output": _output}[loss]
+    named: dict[str, Loss] = {
+        "auto": _auto,
+        "mse": _mse,
+        "l1": _l1,
+        "bce_with_logits": _bce_with_logits,
+        "cross_entropy": _cross_entropy,
+        "output": own_loss,
+    }
+    return named[loss]
 
 
-def _auto(output: Any, target: Any) -> torch.Tensor:
-    if target is None:
-        return _output(output, target)
-    if isinstance(target, torch.Tensor) and not target.is_floating_point():
-        return _cross_entropy(output, target)
-    return _mse(output, target)
+def prediction(output: Any) -> Any:
+    """What of a model's output is compared with the target.
+
+    A tensor is it itself. Of a dict or an object with fields: `logits`, `output`, or the only
+    tensor there is.
+
+    Raises:
+        ConfigError: none of these is there.
+    """
+    if isinstance(output, torch.Tensor):
+        return output
+    fields = output if isinstance(output, dict) else getattr(output, "__dict__", {})
+    for name in ("logits", "output"):
+        if isinstance(output, dict) and name in output:
+            return output[name]
+        if not isinstance(output, dict) and hasattr(output, name):
+            return getattr(output, name)
+    tensors = [value for value in fields.values() if isinstance(value, torch.Tensor)]
+    if len(tensors) == 1:
+        return tensors[0]
+    held = f" with {', '.join(map(str, fields))}" if fields else ""
+    raise ConfigError(
+        "loss",
+        type(output).__name__,
+        f"the model's output is a {type(output).__name__}{held}; which part of it is meant?",
+        allowed="a tensor, or an entry called logits or output",
+        fix="loss={_target_: mymodule.my_loss}, a function of (output, target)",
+    )
 
 
-def _output(output: Any, _target: Any) -> torch.Tensor:
+def class_scores(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The scores with the classes as dimension 1, as torch has them.
+
+    Args:
+        output: [rows, classes, ...] as in torch, or [rows, ..., classes] as language models give
+            them.
+        target: class numbers, [rows, ...].
+
+    Raises:
+        ConfigError: the shapes fit neither, or both.
+    """
+    torch_way = (output.shape[0], *output.shape[2:]) == target.shape
+    last = output.shape[:-1] == target.shape
+    if output.dim() == 2 and torch_way:
+        return output
+    if torch_way == last:
+        which = "could be in dimension 1 or in the last one" if last else "fit neither"
+        raise ConfigError(
+            "loss",
+            "cross_entropy",
+            f"the model's output is {_what(output)}, the target {_what(target)}: the classes "
+            + (which if last else "are neither in dimension 1 nor in the last one"),
+            allowed="[rows, classes, ...] or [rows, ..., classes] for a target [rows, ...]",
+            fix="loss={_target_: mymodule.my_loss}, or sizes that differ",
+        )
+    return output.movedim(-1, 1) if last else output
+
+
+def own_loss(output: Any, _target: Any) -> torch.Tensor:
+    """The loss that the model returns: a 0-dim tensor, or the entry or field `loss`."""
     value = output.get("loss") if isinstance(output, dict) else output
     value = getattr(value, "loss", value)
     if not isinstance(value, torch.Tensor) or value.dim() > 1:
@@ -51,32 +110,68 @@ def _output(output: Any, _target: Any) -> torch.Tensor:
     return value
 
 
+def is_classes(target: Any) -> bool:
+    """Whether a target holds class numbers."""
+    return isinstance(target, torch.Tensor) and not (
+        target.is_floating_point() or target.is_complex()
+    )
+
+
+def _auto(output: Any, target: Any) -> torch.Tensor:
+    if target is None:
+        return own_loss(output, target)
+    if is_classes(target):
+        return _cross_entropy(output, target)
+    return _mse(output, target)
+
+
 def _mse(output: Any, target: Any) -> torch.Tensor:
-    _need_target("mse", target)
-    if not isinstance(output, torch.Tensor) or output.shape != target.shape:
-        # torch would broadcast [30, 2] against [30] and average over pairs that mean nothing.
-        raise ConfigError(
-            "loss",
-            "mse",
-            f"the model's output is {_what(output)}, the target {_what(target)}",
-            allowed="equal shapes",
-            fix="a model whose output has the target's shape",
-        )
-    return functional.mse_loss(output, target)
+    return functional.mse_loss(*same_shape("mse", output, target))
+
+
+def _l1(output: Any, target: Any) -> torch.Tensor:
+    return functional.l1_loss(*same_shape("l1", output, target))
+
+
+def _bce_with_logits(output: Any, target: Any) -> torch.Tensor:
+    pair = same_shape("bce_with_logits", output, target)
+    return functional.binary_cross_entropy_with_logits(*pair)
 
 
 def _cross_entropy(output: Any, target: Any) -> torch.Tensor:
     _need_target("cross_entropy", target)
-    return functional.cross_entropy(output, target)
+    scores = prediction(output)
+    if not is_classes(target):  # probabilities of the classes: torch's other form
+        return functional.cross_entropy(scores, target)
+    return functional.cross_entropy(class_scores(scores, target), target.long())
 
 
-def _need_target(name: str, target: Any) -> None:
-    if target is None:
+def same_shape(name: str, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prediction and target, of one shape and type.
+
+    torch would broadcast [30, 2] against [30] and average over pairs that mean nothing.
+    """
+    _need_target(name, target)
+    value = prediction(output)
+    if value.shape != target.shape:
         raise ConfigError(
             "loss",
             name,
-            "needs a target, but the dataset gives inputs only",
-            fix="a dataset of (input, target) rows (dataset.targets=2 for dataset=random)",
+            f"the model's output is {_what(value)}, the target {_what(target)}",
+            allowed="equal shapes",
+            fix="a model whose output has the target's shape",
+        )
+    return value, target.to(value.dtype)
+
+
+def _need_target(name: str, target: Any) -> None:
+    if not isinstance(target, torch.Tensor):
+        found = "inputs only" if target is None else f"a {type(target).__name__} as target"
+        raise ConfigError(
+            "loss",
+            name,
+            f"needs a target, but the dataset gives {found}",
+            fix="a dataset of (input, target) rows, or batch.target=<index or key>",
         )
 
 

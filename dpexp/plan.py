@@ -10,10 +10,7 @@ from dataclasses import dataclass
 
 from dpexp.errors import ConfigError
 from dpexp.schedule import chunk_sizes
-from dpexp.schema import Config, Scaling, StrategyName
-
-# Strategies that spread one run over several processes, and what else they may not be.
-ONE_PROCESS = (StrategyName.none, StrategyName.dp)
+from dpexp.schema import ONE_PROCESS, Config, Precision, Scaling, StrategyName
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def make_plan(config: Config, facts: HardwareFacts) -> RunPlan:
     """Decide devices, processes, threads and batch sizes.
 
     Args:
-        config: already accepted by :func:`dpexp.check.check`.
+        config: already accepted by :func:`dpexp.check.check`; `batch_size` is a number.
         facts: of the machine the run is for.
 
     Raises:
@@ -77,7 +74,18 @@ def make_plan(config: Config, facts: HardwareFacts) -> RunPlan:
             f"{num_devices} devices needs {num_processes}",
             fix=f"torchrun --nproc-per-node {num_processes}, or another num_devices",
         )
-    batch_rows = config.batch_size * (num_devices if config.scaling is Scaling.weak else 1)
+    _check_precision(config, device_type)
+    _check_preparation(config, device_type)
+    batch_rows = int(config.batch_size) * (num_devices if config.scaling is Scaling.weak else 1)
+    batch_rows_per_device = max(chunk_sizes(batch_rows, num_devices))
+    if config.accumulate > batch_rows_per_device:
+        raise ConfigError(
+            "accumulate",
+            config.accumulate,
+            f"a device has {batch_rows_per_device} rows in a step, fewer than micro-batches",
+            allowed=f"1 to {batch_rows_per_device}",
+            fix=f"accumulate={batch_rows_per_device}, or a larger batch_size",
+        )
     emulated = strategy is StrategyName.dp and device_type == "cpu"
     threads = facts.requested_threads or max(1, facts.cores // num_processes)
     return RunPlan(
@@ -91,7 +99,7 @@ def make_plan(config: Config, facts: HardwareFacts) -> RunPlan:
         threads_per_process=threads,
         threads_per_replica=max(1, threads // num_devices) if emulated else threads,
         batch_rows=batch_rows,
-        batch_rows_per_device=max(chunk_sizes(batch_rows, num_devices)),
+        batch_rows_per_device=batch_rows_per_device,
         emulated=emulated,
         backend=_backend(config, facts, device_type),
         notes=_notes(config, facts, device_type, num_devices, batch_rows),
@@ -110,7 +118,7 @@ def resolve_num_devices(
         return asked
     if strategy is StrategyName.none:
         return 1
-    if facts.outer_world_size is not None and strategy is StrategyName.ddp:
+    if facts.outer_world_size is not None and strategy not in ONE_PROCESS:
         return facts.outer_world_size
     if device_type == "cpu":
         return facts.cores
@@ -184,6 +192,38 @@ def _check_count(
         )
 
 
+def _check_precision(config: Config, device_type: str) -> None:
+    if config.precision is Precision.tf32 and device_type != "cuda":
+        raise ConfigError(
+            "precision",
+            "tf32",
+            f"TensorFloat-32 is a format of CUDA devices; the device here is {device_type}",
+            allowed="fp32, bf16, fp16",
+            fix="precision=bf16",
+        )
+    if config.loader.pin_memory and device_type != "cuda":
+        raise ConfigError(
+            "loader.pin_memory",
+            True,
+            f"page-locked memory speeds up copies to CUDA devices; the device here is "
+            f"{device_type}",
+            fix="loader.pin_memory=null",
+        )
+
+
+def _check_preparation(config: Config, device_type: str) -> None:
+    strategy = config.parallel.strategy
+    if not config.prepare.sync_batchnorm or strategy is StrategyName.none:
+        return
+    if strategy is StrategyName.dp:
+        problem = "nn.SyncBatchNorm works between processes, and dp has only one"
+    elif device_type != "cuda":
+        problem = f"nn.SyncBatchNorm works on CUDA devices only; the device here is {device_type}"
+    else:
+        return
+    raise ConfigError("prepare.sync_batchnorm", True, problem, fix="prepare.sync_batchnorm=false")
+
+
 def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | None:
     asked = config.parallel.backend
     if asked is None:
@@ -214,6 +254,10 @@ def _notes(
         notes.append(
             f"batch_size {batch_rows} is not divisible by num_devices {num_devices}: "
             f"the devices get {', '.join(map(str, chunks))} rows; gradients are weighted by rows"
+        )
+    if config.prepare.sync_batchnorm and num_devices == 1:
+        notes.append(
+            "prepare.sync_batchnorm: one device sees the whole batch, so there is nothing to do"
         )
     notes.extend(f"{key}: not a key of dpexp; recorded, not used" for key in config.extra)
     return tuple(notes)

@@ -37,9 +37,12 @@ class Row:
     epoch: int
     global_rows: int
     rows: int
-    marks: list[Any]  # begin, then the end of each phase in the order of PHASES
-    parts: tuple[tuple[Any, Any], ...]  # dp: begin and end of each of DP_PARTS
+    # Begin, then the ends of data, transfer, of forward and backward of each micro-batch, of
+    # optimizer and other.
+    marks: list[Any]
+    parts: tuple[tuple[Any, Any], ...]  # dp: begin and end of each of DP_PARTS, per micro-batch
     loss: torch.Tensor | None  # 0-dim, as weighed by the strategy
+    learning_rate: float | None
     peak_bytes: int
 
 
@@ -59,6 +62,7 @@ class Recorder:
         self._comm = comm
         self._clock = clock
         self._sinks = sinks
+        self._micro_batches = plan.config.accumulate
         self._rows: list[Row] = []
         self._next_flush = 1
         self._flushed = 0
@@ -93,7 +97,7 @@ class Recorder:
             NonFiniteLossError: a loss is NaN or infinite; everything up to it is written.
         """
         # A signal may have come between a row and its last mark: such a row is not whole.
-        rows = [row for row in self._rows if len(row.marks) == len(PHASES) + 1]
+        rows = [row for row in self._rows if len(row.marks) % 2 == 1]
         self._rows = []
         if not rows:
             return  # every rank has the same steps, so none of them waits for this one
@@ -146,7 +150,7 @@ class Recorder:
         return [total / self._comm.world_size for total in self._comm.sum(values).tolist()]
 
     def _records(self, rows: list[Row], losses: list[float | None]) -> list[StepRecord]:
-        spans = self._clock.spans([row.marks for row in rows])
+        spans = self._phase_spans(rows)
         parts = self._part_spans(rows)
         measured = [row.step >= self._plan.config.warmup_steps for row in rows]
         self._keep(spans[measured], parts, measured)
@@ -167,6 +171,7 @@ class Recorder:
                     *phase,
                     *parts_of,
                     loss,
+                    row.learning_rate,
                     row.peak_bytes,
                     self._chunk_sizes(row.global_rows),
                 ]
@@ -174,12 +179,27 @@ class Recorder:
             for row, counted, step, phase, parts_of, loss in columns
         ]
 
+    def _phase_spans(self, rows: list[Row]) -> Spans:
+        """Seconds of each phase, shape [rows, phases]; those of micro-batches added up."""
+        count = 2 * self._micro_batches + 5
+        spans = self._clock.spans([_padded(row.marks, -2, count) for row in rows])
+        if self._micro_batches == 1:
+            return spans
+        middle = spans[:, 2:-2]
+        both = [middle[:, 0::2].sum(axis=1), middle[:, 1::2].sum(axis=1)]
+        return np.column_stack([spans[:, :2], *both, spans[:, -2:]])
+
     def _part_spans(self, rows: list[Row]) -> Spans | None:
         """Seconds of dp's four steps, shape [rows, 4]; None for strategies without them."""
         if not rows[0].parts:
             return None
-        flat = self._clock.spans([pair for row in rows for pair in row.parts])
-        return flat.reshape(len(rows), len(DP_PARTS))
+        count = self._micro_batches * len(DP_PARTS)
+        none = [(rows[0].marks[0], rows[0].marks[0])]
+        pairs = [[*row.parts, *(none * (count - len(row.parts)))] for row in rows]
+        flat = self._clock.spans([pair for each in pairs for pair in each])
+        micro: Spans = flat.reshape(len(rows), self._micro_batches, len(DP_PARTS))
+        added: Spans = micro.sum(axis=1)
+        return added
 
     def _keep(self, phases: Spans, parts: Spans | None, measured: list[bool]) -> None:
         """Keep the seconds of measured steps for the summary."""
@@ -205,3 +225,15 @@ class Recorder:
         if losses:
             self.first_loss = losses[0] if self.first_loss is None else self.first_loss
             self.last_loss = losses[-1]
+
+
+def _padded(marks: list[Any], place: int, count: int) -> list[Any]:
+    """`marks` with one repeated: a short step has fewer micro-batches, and those take no time.
+
+    Args:
+        place: index from the end, before which the repeated marks go.
+    """
+    lacking = count - len(marks)
+    if not lacking:
+        return marks
+    return [*marks[:place], *([marks[place - 1]] * lacking), *marks[place:]]

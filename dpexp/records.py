@@ -45,6 +45,7 @@ class StepRecord(NamedTuple):
     parallel_apply_s: float | None
     gather_s: float | None
     loss: float | None  # mean over the global batch's rows once known, else over this rank's
+    learning_rate: float | None  # of the step's update; training only
     peak_bytes: int
     replica_rows: tuple[int, ...]  # rows of each device of the whole run; 0 = idle
 
@@ -108,6 +109,7 @@ class RankResult:
     shapes: tuple[ShapeRecord, ...]
     notes: tuple[str, ...]
     model: dict[str, Any]
+    metric: dict[str, Any] | None = None  # evaluate: name, value, samples; on rank 0
 
 
 def rank_result_from(plain: dict[str, Any]) -> RankResult:
@@ -142,6 +144,8 @@ class RunResult:
     throughput: dict[str, float | None] | None = None
     memory: dict[str, Any] | None = None
     loss: dict[str, float | None] | None = None
+    metric: dict[str, Any] | None = None
+    batch_search: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
     ranks: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

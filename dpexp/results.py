@@ -45,6 +45,7 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         loss=dict(zip(("first", "last"), first.losses, strict=True))
         if first.losses[0] is not None
         else None,
+        metric=first.metric,
         model=first.model,
         ranks=[_rank_facts(rank) for rank in ranks],
         notes=list(dict.fromkeys([*plan.notes, *(n for rank in ranks for n in rank.notes)])),

@@ -17,6 +17,7 @@ class Task(Enum):
 
     forward = "forward"
     train = "train"
+    evaluate = "evaluate"
 
 
 class Scaling(Enum):
@@ -32,10 +33,48 @@ class StrategyName(Enum):
     none = "none"
     dp = "dp"
     ddp = "ddp"
+    fsdp = "fsdp"
+
+
+# Strategies whose devices belong to one process; the others have one process per device.
+ONE_PROCESS = (StrategyName.none, StrategyName.dp)
+
+
+class Precision(Enum):
+    """The number format of a step's arithmetic; parameters stay 32-bit floats."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class CompileMode(Enum):
+    """torch.compile's modes."""
+
+    default = "default"
+    reduce_overhead = "reduce-overhead"
+    max_autotune = "max-autotune"
+
+
+class Preload(Enum):
+    """Where a dataset is put before the first step."""
+
+    none = "none"
+    device = "device"
+
+
+class CommHook(Enum):
+    """How DDP carries its gradients."""
+
+    none = "none"
+    fp16 = "fp16"
+    bf16 = "bf16"
+    powersgd = "powersgd"
 
 
 class Backend(Enum):
-    """The library that carries DDP's collectives."""
+    """The library that carries the collectives of ddp and fsdp."""
 
     auto = "auto"
     gloo = "gloo"
@@ -52,6 +91,41 @@ class LoaderConfig:
     """How batches are fetched."""
 
     workers: int = doc("loader processes per rank; 0 fetches in the rank itself")
+    prefetch: int = doc("batches that each loader process makes ahead")
+    pin_memory: bool | None = doc("fetch into page-locked memory; null = on CUDA")
+    persistent_workers: bool = doc("false starts new loader processes each epoch")
+    timeout_s: float = doc("how long to wait for a loader process before the run fails")
+    preload: Preload = doc("device puts the dataset on the device once, before the first step")
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """What of a batch the model gets, and what the loss."""
+
+    inputs: Any = doc(
+        "auto (all but the target), an index or key, a list of them, or {keyword: index or key}"
+    )
+    target: Any = doc("auto (the last entry of a tuple, else none), an index or key, or none")
+
+
+@dataclass(frozen=True)
+class BatchSearchConfig:
+    """The limits of the search that `batch_size=auto` asks for."""
+
+    process_memory_mib: float | None = doc(
+        "on a CPU: resident memory that each process may use; on CUDA the device is the limit"
+    )
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """What is done to a model after it is built."""
+
+    compile: bool = doc("torch.compile the model; its first steps are then warm-up")
+    compile_mode: CompileMode = doc("torch's default, reduce-overhead or max-autotune")
+    channels_last: bool = doc("images and convolutions with the channels last in memory")
+    sync_batchnorm: bool = doc("BatchNorm over all ranks' rows (ddp and fsdp on CUDA)")
+    init_from: str | None = doc("a .pt or .safetensors file with the initial weights")
 
 
 @dataclass(frozen=True)
@@ -64,32 +138,70 @@ class ShapesConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """A strategy and its options; those of ddp are torch's own, with torch's meaning."""
+    """A strategy and its options; those of ddp and fsdp are torch's own, with torch's meaning."""
 
-    strategy: StrategyName = doc("set by the group: parallel=none, dp or ddp")
+    strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
-    backend: Backend | None = doc("ddp: auto (nccl on CUDA, else gloo), gloo or nccl")
+    backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")
     bucket_cap_mb: float | None = doc("ddp: size of a gradient bucket in MiB")
     find_unused_parameters: bool | None = doc("ddp: look for parameters without gradient each step")
     static_graph: bool | None = doc("ddp: promise that the graph never changes")
     gradient_as_bucket_view: bool | None = doc("ddp: gradients are views into the buckets")
     broadcast_buffers: bool | None = doc("ddp: send rank 0's buffers to all before each forward")
+    comm_hook: CommHook | None = doc("ddp: send gradients as they are, as fp16, bf16 or powersgd")
+    powersgd_rank: int | None = doc("ddp: columns of powersgd's factors; more are more exact")
+    powersgd_start: int | None = doc("ddp: steps before powersgd begins to compress; 2 or more")
+    zero: bool | None = doc("ddp: each rank keeps a part of the optimizer's state (ZeRO)")
+    wrap: Any | None = doc(
+        "fsdp: what is sharded as a unit: blocks (entries of a ModuleList), model (one unit), "
+        "class names in a list, or modules of at least so many parameters"
+    )
+    reshard_after_forward: bool | None = doc("fsdp: free gathered parameters until backward")
 
 
 @dataclass(frozen=True)
 class Config:
     """A run's whole config as plain data: what the ranks get. Frozen, picklable, no OmegaConf."""
 
-    dataset: dict[str, Any] = doc("random, digits, tensors, or custom with any _target_", "groups")
-    model: dict[str, Any] = doc("linear, mlp, cnn, or custom with any _target_", "groups")
-    parallel: ParallelConfig = doc("none, dp or ddp", "groups")
+    dataset: dict[str, Any] = doc(
+        "random, images, tokens, digits, tensors, image_folder, cifar10, hf, or custom with any "
+        "_target_",
+        "groups",
+    )
+    model: dict[str, Any] = doc(
+        "linear, mlp, cnn, gpt, resnet18, resnet50, vit_b_16, gpt2_tiny, gpt2_small, or custom "
+        "with any _target_",
+        "groups",
+    )
+    parallel: ParallelConfig = doc("none, dp, ddp or fsdp", "groups")
     optimizer: dict[str, Any] = doc("sgd, adamw, or custom with any _target_", "groups")
-    task: Task = doc("forward (no gradients) or train (loss, backward, optimizer)", "what to run")
-    loss: Any = doc(
-        "auto (cross_entropy for integer targets, mse for others, or the model's own 0-dim "
-        "output), mse, cross_entropy, output, or a node with a _target_",
+    task: Task = doc(
+        "forward (no gradients), train (loss, backward, optimizer) or evaluate (metric over all "
+        "samples)",
         "what to run",
     )
+    loss: Any = doc(
+        "auto (cross_entropy for integer targets, mse for others, or the model's own 0-dim "
+        "output), mse, l1, bce_with_logits, cross_entropy, output, or a node with a _target_",
+        "what to run",
+    )
+    metric: Any = doc(
+        "for evaluate: auto (accuracy for integer targets, mse for others, or the model's own "
+        "output), accuracy, mse, l1, cross_entropy, output, or a node with a _target_",
+        "what to run",
+    )
+    lr_scheduler: Any = doc(
+        "none, cosine or linear (both to 0 at the last step), or a node with a _target_; it moves "
+        "each step",
+        "what to run",
+    )
+    clip_grad_norm: float | None = doc(
+        "largest norm of the gradient over all parameters; null = no clipping", "what to run"
+    )
+    precision: Precision = doc(
+        "fp32, tf32 (CUDA), bf16 or fp16 (autocast; fp16 with a gradient scaler)", "what to run"
+    )
+    prepare: PrepareConfig = doc("what is done to the model after it is built", "what to run")
     forward_kwargs: dict[str, Any] = doc("keyword arguments of every forward call", "what to run")
     seed: int = doc(
         "fixes the order of the samples, the data and the initial weights", "what to run"
@@ -103,9 +215,16 @@ class Config:
     num_devices: int | str = doc(
         "how many devices the batch is spread over; auto = all there are", "devices"
     )
-    batch_size: int = doc(
-        "rows of a batch: global under strong scaling, per device under weak", "batches"
+    batch_size: int | str = doc(
+        "rows of a batch: global under strong scaling, per device under weak; auto = as many as "
+        "fit",
+        "batches",
     )
+    batch_search: BatchSearchConfig = doc("the limits of batch_size=auto", "batches")
+    accumulate: int = doc(
+        "micro-batches that each device's rows of a step are cut into; one update", "batches"
+    )
+    batch: BatchConfig = doc("what of a batch the model gets, and what the loss", "batches")
     scaling: Scaling = doc(
         "strong: batch_size is split over devices; weak: each gets batch_size", "batches"
     )
@@ -119,22 +238,27 @@ class Config:
     extra: dict[str, Any] = field(default_factory=dict, metadata={"doc": "", "section": ""})
 
 
-NESTED = {"parallel": ParallelConfig, "loader": LoaderConfig, "shapes": ShapesConfig}
-GROUPS = {
-    "dataset": ("custom", "digits", "random", "tensors"),
-    "model": ("cnn", "custom", "linear", "mlp"),
-    "parallel": ("ddp", "dp", "none"),
-    "optimizer": ("adamw", "custom", "sgd"),
+NESTED = {
+    "parallel": ParallelConfig,
+    "prepare": PrepareConfig,
+    "batch": BatchConfig,
+    "batch_search": BatchSearchConfig,
+    "loader": LoaderConfig,
+    "shapes": ShapesConfig,
 }
-
-# Types of the built-in targets' arguments, so that a wrong one is refused without importing torch.
-BUILTIN_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "dpexp.datasets.random_rows": {"rows": int, "features": int, "targets": int, "seed": int},
-    "dpexp.datasets.digits": {"flatten": bool},
-    "dpexp.datasets.tensors": {"path": str, "inputs": str | None, "target": str | None},
-    "dpexp.models.linear": {"in_features": int, "out_features": int},
-    "dpexp.models.mlp": {"widths": list[int]},
-    "dpexp.models.cnn": {"in_channels": int, "channels": list[int], "classes": int},
-    "torch.optim.SGD": {"lr": float, "momentum": float, "weight_decay": float, "nesterov": bool},
-    "torch.optim.AdamW": {"lr": float, "betas": list[float], "weight_decay": float},
+# Options of `parallel` by the strategies that have them; null for the others.
+OPTIONS = {
+    StrategyName.ddp: (
+        "backend",
+        "bucket_cap_mb",
+        "find_unused_parameters",
+        "static_graph",
+        "gradient_as_bucket_view",
+        "broadcast_buffers",
+        "comm_hook",
+        "powersgd_rank",
+        "powersgd_start",
+        "zero",
+    ),
+    StrategyName.fsdp: ("backend", "wrap", "reshard_after_forward"),
 }

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 
 PRELOAD = ["dpexp.rank"]
-# DistributedDataParallel's constructor imports this: over 800 modules, a second of CPU time.
-PRELOAD_DDP = "torch._dynamo"
+# DistributedDataParallel's constructor imports the first, over 800 modules and a second of CPU
+# time; fsdp needs the others.
+PRELOAD_SEVERAL = ["torch._dynamo", "torch.distributed.fsdp", "dpexp.parallel.fsdp"]
 
 
 def method() -> str:
@@ -26,15 +27,17 @@ def method() -> str:
     return "forkserver" if "forkserver" in known else "spawn"
 
 
-def start(*, for_ddp: bool) -> None:
+def start(*, several_ranks: bool) -> None:
     """Start the server if it is not running. It imports torch while this process goes on.
 
     Args:
-        for_ddp: also import what DDP needs, once and not in every rank. A server that runs
-            already stays as it is.
+        several_ranks: also import what ddp and fsdp need, once and not in every rank. A server
+            that runs already stays as it is.
     """
     if method() == "forkserver":
-        multiprocessing.set_forkserver_preload([*PRELOAD, PRELOAD_DDP] if for_ddp else PRELOAD)
+        multiprocessing.set_forkserver_preload(
+            [*PRELOAD, *PRELOAD_SEVERAL] if several_ranks else PRELOAD
+        )
         with _sigint_held_back():
             forkserver.ensure_running()
         atexit.unregister(stop)

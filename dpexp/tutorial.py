@@ -9,7 +9,6 @@ from typing import Any, final
 
 from dpexp.batches import Inputs
 from dpexp.plan import RunPlan
-from dpexp.schema import StrategyName
 from dpexp.shapes import ShapeLog, call_shape, shape_of, show_size
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class TutorialPrinter:
 
     def _outside(self, inputs: Inputs, output: Any, global_rows: int) -> None:
         shapes = [call_shape(inputs.args, inputs.kwargs), shape_of(output)]
-        if self._plan.strategy is StrategyName.ddp:
+        if self._plan.num_processes > 1:
             shapes = [_with_rows(shape, global_rows) for shape in shapes]
         sizes = [show_size(shape) for shape in shapes]
         _say(f"Outside: input size {sizes[0]} output_size {sizes[1]}", f" rank={self._rank}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,26 +15,33 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from dpexp.batches import fetch_all, rows_in, seed_all, seed_of_rank
-from dpexp.build import build, build_model, build_optimizer
+from dpexp.batches import make_split, seed_all, seed_of_rank
+from dpexp.build import build, build_model
 from dpexp.comm import Comm, connect
 from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
-from dpexp.errors import ConfigError, NonFiniteLossError
-from dpexp.loop import Progress, Training, Work, run_steps
+from dpexp.errors import NonFiniteLossError
+from dpexp.feed import make_feed, pins
+from dpexp.loop import Progress, Work, run_steps
 from dpexp.losses import make_loss
+from dpexp.metrics import Scoring, make_scoring
+from dpexp.optimizers import build_lr_scheduler, build_optimizer
 from dpexp.parallel import Context, make_strategy
 from dpexp.plan import RunPlan
+from dpexp.precision import autocast, make_scaler, set_float32
+from dpexp.prepare import compile_model, prepare_model
 from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble
-from dpexp.schedule import Schedule
 from dpexp.schema import Task
 from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import CsvSink, ProgressSink, Sink, TensorBoardSink, write_shapes
 from dpexp.sinks.tensorboard import code_block
 from dpexp.timing import make_clock
+from dpexp.training import Training
+from dpexp.transfer import make_transfer
 from dpexp.tutorial import TutorialPrinter
+from dpexp.weights import fingerprint, save_weights
 
 log = logging.getLogger(__name__)
 
@@ -80,35 +86,32 @@ def _measure(
     job: RankJob, comm: Comm, device: torch.device, board: Sink | None, progress: Progress
 ) -> RankResult:
     plan, config, rank = job.plan, job.plan.config, comm.rank
+    set_float32(config.precision, device)
     clock = make_clock(device)
     shapes = ShapeLog(first_replica=rank)
     strategy = make_strategy(plan.strategy, Context(plan, comm, device, clock, shapes))
 
     seed_all(config.seed)
     dataset = build("dataset", config.dataset)
-    schedule = make_schedule(plan, rows_in(dataset))
-    notes = _schedule_notes(plan, schedule)
-    batches = fetch_all(
-        dataset,
-        schedule,
-        strategy.choose_rows,
-        config.loader.workers,
-        seed_of_rank(config.seed, rank),
-    )
+    feed = make_feed(dataset, plan, strategy.choose_rows, comm, device)
+    transfer = make_transfer(device, channels_last=config.prepare.channels_last, pin=pins(plan))
 
     seed_all(config.seed)  # again, so that the weights do not depend on the dataset's draws
-    model = build_model(config.model, device)
+    model, notes = prepare_model(build_model(config.model, device), plan)
     facts = _model_facts(model, rank)
     strategy.wrap(model)
-    training = _training(job, model)
+    compile_model(model, config.prepare)
+    model.train(config.task is not Task.evaluate)
+    training = _training(plan, model, device, feed.steps)
+    scoring = _scoring(plan, comm)
     seed_all(seed_of_rank(config.seed, rank))
 
     if config.shapes.print:
         TutorialPrinter(plan, comm.rank).attach(shapes)
-    with _sinks(job, comm, board, len(schedule)) as sinks:
+    with _sinks(job, comm, board, feed.steps) as sinks:
         recorder = Recorder(plan, comm, clock, sinks)
         report = partial(
-            _rank_result, plan, recorder, shapes, rank, str(device), tuple(notes), facts
+            _rank_result, plan, recorder, shapes, rank, str(device), (*feed.notes, *notes), facts
         )
         with (
             watch_submodules(model, config.shapes.depth, shapes),
@@ -116,68 +119,32 @@ def _measure(
             _flushed(recorder, progress, report),
         ):
             work = Work(
-                strategy, clock, recorder, shapes, progress, training, config.forward_kwargs
+                strategy,
+                transfer,
+                clock,
+                recorder,
+                shapes,
+                progress,
+                make_split(config.batch, config.forward_kwargs),
+                autocast(config.precision, device),
+                training,
+                scoring,
             )
-            run_steps(batches, work)
+            run_steps(transfer.ahead(feed.batches), work)
         del work  # it holds the DDP object; see run_rank
     progress.phase = "finish"
+    metric = None if scoring is None else scoring.result()
+    state = strategy.state_dict(model)
     if rank == 0:
-        facts["final_sha256"] = fingerprint(model)
+        facts["final_sha256"] = fingerprint(state)
         if config.save_weights:
-            save_weights(model, job.folder / "weights.pt")
+            save_weights(state, job.folder / "weights.pt")
     strategy.close()
-    return report()
-
-
-def make_schedule(plan: RunPlan, num_rows: int) -> Schedule:
-    """The run's schedule.
-
-    Raises:
-        ConfigError: not a single batch is left; the message names the counts.
-    """
-    config = plan.config
-    schedule = Schedule(
-        num_rows,
-        plan.batch_rows,
-        config.epochs,
-        config.steps,
-        config.drop_last,
-        config.shuffle,
-        config.seed,
-    )
-    if len(schedule) == 0:
-        raise ConfigError(
-            "drop_last",
-            config.drop_last,
-            f"nothing is left to do: the {num_rows} rows make no whole batch of {plan.batch_rows}",
-            fix=f"drop_last=false, or batch_size={num_rows}",
-        )
-    return schedule
-
-
-def fingerprint(model: torch.nn.Module) -> str:
-    """SHA-256 over the names, shapes and bytes of the state_dict."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        if isinstance(tensor, torch.Tensor):
-            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            plain = tensor.detach().to("cpu").contiguous().flatten()
-            digest.update(plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
-    return digest.hexdigest()
-
-
-def save_weights(model: torch.nn.Module, path: Path) -> None:
-    """Write the model's own state_dict (no wrapper's prefix), whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        torch.save(model.state_dict(), temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return replace(report(), metric=metric)
 
 
 @contextmanager
-def _sinks(job: RankJob, comm: Comm, board: Sink | None, steps: int) -> Iterator[list[Sink]]:
+def _sinks(job: RankJob, comm: Comm, board: Sink | None, steps: int | None) -> Iterator[list[Sink]]:
     """This rank's sinks. The event file stays open: the run's summary goes there at the end."""
     table = CsvSink(job.folder / f"steps.rank{comm.rank}.csv", job.plan.num_devices)
     sinks: list[Sink] = (
@@ -209,27 +176,33 @@ def _flushed(
         raise  # the reason why the steps ended, not what writing them met
 
 
-def _training(job: RankJob, model: torch.nn.Module) -> Training | None:
-    config = job.plan.config
+def _training(
+    plan: RunPlan, model: torch.nn.Module, device: torch.device, steps: int | None
+) -> Training | None:
+    config = plan.config
     if config.task is not Task.train:
         return None
     custom = build("loss", config.loss) if isinstance(config.loss, dict) else None
-    return Training(make_loss(config.loss, custom), build_optimizer(config.optimizer, model))
+    optimizer = build_optimizer(config.optimizer, model, zero=bool(config.parallel.zero))
+    if steps is None:
+        steps = config.steps
+    return Training(
+        make_loss(config.loss, custom),
+        model,
+        optimizer,
+        make_scaler(config.precision, device),
+        config.clip_grad_norm,
+        build_lr_scheduler(config.lr_scheduler, optimizer, steps),
+    )
 
 
-def _schedule_notes(plan: RunPlan, schedule: Schedule) -> list[str]:
-    config, notes = plan.config, []
-    if config.steps is not None and len(schedule) < config.steps:
-        notes.append(
-            f"steps={config.steps} were asked for, but {config.epochs} epoch(s) of "
-            f"{schedule.num_rows} rows have {len(schedule)}; epochs=null repeats the data"
-        )
-    if len(schedule) <= config.warmup_steps:
-        notes.append(
-            f"all {len(schedule)} steps are warm-up steps (warmup_steps={config.warmup_steps}), "
-            "so there is no timing; more steps, or warmup_steps=0"
-        )
-    return notes
+def _scoring(plan: RunPlan, comm: Comm) -> Scoring | None:
+    config = plan.config
+    if config.task is not Task.evaluate:
+        return None
+    custom = build("metric", config.metric) if isinstance(config.metric, dict) else None
+    replicas = plan.num_devices if plan.num_processes == 1 else 1
+    return make_scoring(config.metric, custom, comm, replicas)
 
 
 def _model_facts(model: torch.nn.Module, rank: int) -> dict[str, Any]:
@@ -238,7 +211,9 @@ def _model_facts(model: torch.nn.Module, rank: int) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in parameters),
         "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
     }
-    return {**facts, "initial_sha256": fingerprint(model)} if rank == 0 else dict(facts)
+    return (
+        {**facts, "initial_sha256": fingerprint(model.state_dict())} if rank == 0 else dict(facts)
+    )
 
 
 def _rank_result(

@@ -176,7 +176,7 @@ FAILED: list[tuple[tuple[str, ...], str, str, tuple[str, ...]]] = [
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
     """Have one fork server for all."""
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
 
 
 def name_of(case: object) -> str | None:

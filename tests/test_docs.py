@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from dpexp.builtin import GROUPS
 from dpexp.device import gather_facts
-from dpexp.schema import GROUPS, NESTED, Config
+from dpexp.schema import NESTED, Config
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -70,7 +70,7 @@ def values(*numbers: float) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """Run a configuration once; asked again, give the same run."""
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
     done: dict[tuple[str, ...], dpexp.Run] = {}
 
     def once(*overrides: str) -> dpexp.Run:

@@ -27,7 +27,7 @@ SPREAD = {
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
     """Have one fork server for all."""
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
 
 
 def test_the_promised_presets_are_there() -> None:

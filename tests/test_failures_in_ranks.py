@@ -40,7 +40,7 @@ WAYS = {
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
     """Have one fork server for all."""
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
 
 
 def model(name: str, **arguments: object) -> list[str]:

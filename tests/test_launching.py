@@ -34,7 +34,7 @@ SOON_S = 30
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
     """Have one fork server for all, started before any test sets a variable."""
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
 
 
 def execute(

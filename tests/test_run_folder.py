@@ -58,7 +58,7 @@ OWN_KEYS = {"timing_rank", "model", "ranks", "notes"}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """Run a configuration once; asked again, give the same run."""
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
     done: dict[tuple[str, ...], dpexp.Run] = {}
 
     def once(*overrides: str) -> dpexp.Run:

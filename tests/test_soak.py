@@ -16,7 +16,7 @@ RUNS = 100
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_hundred_ddp_runs_in_a_row_all_end_well_and_leave_no_process(tmp_path: Path) -> None:
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
     train = ["parallel=ddp", "num_devices=2", "task=train"]
     pids = []
     for number in range(RUNS):

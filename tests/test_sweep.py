@@ -46,7 +46,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 @pytest.fixture(scope="module")
 def called(tmp_path_factory: pytest.TempPathFactory) -> dpexp.Sweep:
     """The same grid through the API."""
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
     return dpexp.sweep(list(GRID), folder=tmp_path_factory.mktemp("called") / "sweep")
 
 
@@ -227,7 +227,7 @@ def test_the_sweep_of_the_api_returns_what_it_wrote(called: dpexp.Sweep) -> None
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dpexp.Sweep]:
     """Sweep in a folder of its own."""
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
 
     def start(*overrides: str) -> dpexp.Sweep:
         return dpexp.sweep(list(overrides), folder=tmp_path_factory.mktemp("sweep") / "sweep")

@@ -17,7 +17,7 @@ from dpexp import server
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
     """Have one fork server for all."""
-    server.start(for_ddp=True)
+    server.start(several_ranks=True)
 
 
 def inside(rows: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dpexp.datasets.rows import Rows
-from dpexp.errors import ConfigError
+from dpexp.extras import missing
 
 
 def digits(flatten: bool) -> Rows:
@@ -29,12 +29,7 @@ def digits(flatten: bool) -> Rows:
     files = [Path(folder) / "datasets" / "data" / "digits.csv.gz" for folder in folders]
     found = next((file for file in files if file.exists()), None)
     if found is None:
-        raise ConfigError(
-            "dataset",
-            "digits",
-            "needs scikit-learn, which is not installed",
-            fix='pip install "dpexp[digits]"',
-        )
+        raise missing("dataset._target_", "dpexp.datasets.digits", "sklearn")
     table = np.loadtxt(found, delimiter=",", dtype=np.float32)
     images = torch.from_numpy(table[:, :-1] / 16.0)  # pixels are 0..16
     if not flatten:

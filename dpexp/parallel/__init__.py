@@ -11,6 +11,11 @@ from dpexp.schema import StrategyName
 
 def make_strategy(name: StrategyName, context: Context) -> Strategy:
     """The strategy of that name."""
+    if name is StrategyName.fsdp:
+        # Its imports take a second, which the other strategies need not wait for.
+        from dpexp.parallel.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(context)
     strategies: dict[StrategyName, type[Strategy]] = {
         StrategyName.none: SingleDevice,
         StrategyName.dp: DataParallel,

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from dpexp.batches import Inputs, move
+from dpexp.batches import Inputs, cut
 from dpexp.comm import Comm
 from dpexp.errors import ConfigError
 from dpexp.plan import RunPlan
-from dpexp.schedule import Indices
+from dpexp.schedule import Indices, chunk_sizes
 from dpexp.shapes import ShapeLog, call_shape, shape_of
 from dpexp.timing import Clock
+
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,9 @@ class Context:
 class Strategy(ABC):
     """Spreads a global batch over devices.
 
-    The life of a strategy: :meth:`wrap` once, then for each step :meth:`choose_rows`,
-    :meth:`place`, :meth:`forward` and, when training, :meth:`weigh`; :meth:`close` at the end.
+    The life of a strategy: :meth:`wrap` once; for each step :meth:`choose_rows` and
+    :meth:`micro_batches`, and for each micro-batch :meth:`forward` and, when training,
+    :meth:`weigh`, inside :meth:`synchronised`; :meth:`state_dict` and :meth:`close` at the end.
     """
 
     def __init__(self, context: Context) -> None:
@@ -42,8 +47,10 @@ class Strategy(ABC):
         self.device = context.device
         self.clock = context.clock
         self.shapes = context.shapes
-        # Pairs of marks around dp's four steps of the current forward, in the order of DP_PARTS.
+        # Pairs of marks around dp's four steps of the current step's forwards, in the order of
+        # DP_PARTS; the loop empties it.
         self.parts: list[tuple[Any, Any]] = []
+        self._accumulate = context.plan.config.accumulate
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> None:
@@ -59,30 +66,51 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward(self, inputs: Inputs, rows: int) -> Any:
-        """Call the model on `rows` rows and note the shapes of each replica."""
+        """Call the model on `rows` rows and note the shapes of each replica; 0 = borrowed."""
 
     @abstractmethod
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
         """Make a mean loss over own rows one whose gradient equals the single device's.
 
+        The losses of a step's micro-batches then add up to the step's.
+
         Args:
             loss: 0-dim, or under dp one entry per active replica when the model itself returns
                 a scalar.
-            rows: own rows, as of :meth:`own_rows`.
+            rows: of this micro-batch, as of :meth:`micro_batches`.
+            global_rows: of the step over all devices.
 
         Returns:
             The 0-dim tensor to call ``backward`` on.
         """
 
-    def place(self, inputs: Inputs) -> Inputs:
-        """The batch on this process's (first) device."""
-        if self.device.type == "cpu":
-            return inputs
-        return Inputs(
-            move(inputs.args, self.device),
-            move(inputs.kwargs, self.device),
-            move(inputs.target, self.device),
-        )
+    def micro_batches(self, inputs: Inputs, global_rows: int) -> Sequence[tuple[Inputs, int]]:
+        """This process's part of a step, cut by ``accumulate``: inputs and own rows of each.
+
+        Every rank has equally many, since each is a meeting of the ranks under some strategies:
+        as many as device 0, which never has fewer rows than another. One of 0 rows computes on
+        borrowed ones and weighs 0.
+        """
+        own = self.own_rows(global_rows)
+        if self._accumulate == 1:
+            return ((inputs, own),)
+        most = chunk_sizes(global_rows, self.plan.num_processes)[0]
+        count = sum(size > 0 for size in chunk_sizes(most, self._accumulate))
+        sizes = chunk_sizes(own, self._accumulate)[:count]
+        held = own or most  # a rank without rows has borrowed those of device 0
+        return list(zip(cut(inputs, held, sizes), sizes, strict=True))
+
+    def synchronised(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch: whether gradients are exchanged.
+
+        Args:
+            last: of its step; the others only add to the gradients that are there.
+        """
+        return _NOTHING
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """The whole state of the unwrapped model, on rank 0. Called by all ranks."""
+        return model.state_dict()
 
     def close(self) -> None:  # noqa: B027  # nothing to let go of is a valid answer
         """Let go of the model, threads and hooks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from dpexp.batches import Inputs
 from dpexp.parallel.base import Strategy
+from dpexp.parallel.hooks import add_comm_hook
 from dpexp.schedule import Indices, chunk_of, chunk_sizes
 
 
@@ -24,14 +26,17 @@ class DistributedDataParallel(Strategy):
 
     def wrap(self, model: nn.Module) -> None:
         options = self.plan.config.parallel
+        self._wrapped: TorchDDP | None = None
+        self._model: nn.Module = model
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            # torch refuses to wrap it, and there is no gradient to synchronise.
-            self._model = model
+            # torch refuses to wrap it, and there is no gradient to synchronise. But the ranks
+            # shall agree on the weights, as DDP's constructor makes them.
+            self.comm.spread([*model.parameters(), *model.buffers()])
             return
         with warnings.catch_warnings():
             # Deprecated since 2.13 in favour of a name that earlier versions do not know.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-            self._model = TorchDDP(
+            self._model = self._wrapped = TorchDDP(
                 model,
                 device_ids=None if self.device.type == "cpu" else [self.device],
                 bucket_cap_mb=options.bucket_cap_mb,
@@ -40,6 +45,7 @@ class DistributedDataParallel(Strategy):
                 gradient_as_bucket_view=bool(options.gradient_as_bucket_view),
                 broadcast_buffers=bool(options.broadcast_buffers),
             )
+        add_comm_hook(self._wrapped, options)
 
     def choose_rows(self, rows: Indices) -> Indices:
         own = chunk_of(rows, self.comm.rank, self.comm.world_size)
@@ -59,6 +65,11 @@ class DistributedDataParallel(Strategy):
         loss = self._scalar(loss)
         return loss if weight == 1.0 else loss * weight
 
+    def synchronised(self, last: bool) -> AbstractContextManager[Any]:
+        if last or self._wrapped is None:
+            return super().synchronised(last)
+        return self._wrapped.no_sync()
+
     def close(self) -> None:
         # DDP must be gone before the process group is: see worker.py.
-        del self._model
+        del self._model, self._wrapped

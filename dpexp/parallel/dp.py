@@ -46,7 +46,6 @@ class DataParallel(Strategy):
         return global_rows
 
     def forward(self, inputs: Inputs, rows: int) -> Any:
-        self.parts.clear()
         if self.plan.num_devices == 1:
             # As in torch: one device is called without copies, so there are no four steps.
             output = self._noted(self._model, inputs)
@@ -64,9 +63,10 @@ class DataParallel(Strategy):
         return self._model(*inputs.args, **inputs.kwargs)
 
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
-        sizes = [size for size in chunk_sizes(global_rows, self.plan.num_devices) if size]
+        sizes = [size for size in chunk_sizes(rows, self.plan.num_devices) if size]
         if loss.dim() == 0 or len(loss) != len(sizes):
-            return self._scalar(loss)
+            loss = self._scalar(loss)
+            return loss if rows == global_rows else loss * (rows / global_rows)
         # The model returned its own mean loss on each active replica.
         weights = torch.tensor(sizes, dtype=loss.dtype, device=loss.device) / global_rows
         return torch.dot(loss, weights)

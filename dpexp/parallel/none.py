@@ -29,4 +29,5 @@ class SingleDevice(Strategy):
         return self._noted(self._model, inputs)
 
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
-        return self._scalar(loss)
+        loss = self._scalar(loss)
+        return loss if rows == global_rows else loss * (rows / global_rows)

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import nn
+
+from dpexp.batches import like
 
 
 @final
@@ -56,11 +58,11 @@ class VirtualDevices:
     ) -> list[Any]:
         """All calls at once, each in a device's thread. Raises the first failed replica's error."""
         grad = torch.is_grad_enabled()
-        autocast = torch.is_autocast_enabled("cpu")
+        autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
         def work(call: Callable[..., Any], args: Any, keywords: Any) -> Any:
             # Grad mode and autocast belong to a thread, so they have to be carried over.
-            with torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=autocast):
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, autocast):
                 return call(*args, **keywords)
 
         if len(calls) == 1:
@@ -88,7 +90,7 @@ class VirtualDevices:
                 raise ValueError("All dicts must have the same number of keys")
             return type(first)((key, self.gather([o[key] for o in outputs])) for key in first)
         joined = [self.gather(entries) for entries in zip(*outputs, strict=True)]
-        return _like(first, joined)
+        return like(first, joined)
 
     def close(self) -> None:
         """End the threads."""
@@ -100,19 +102,11 @@ def _split(value: Any, count: int) -> list[Any]:
     if isinstance(value, torch.Tensor):
         return list(value.chunk(count))
     if isinstance(value, (tuple, list)) and value:
-        return [
-            _like(value, part) for part in zip(*(_split(v, count) for v in value), strict=False)
-        ]
+        return [like(value, part) for part in zip(*(_split(v, count) for v in value), strict=False)]
     if isinstance(value, dict) and value:
         parts = zip(*(_split(entry, count) for entry in value.values()), strict=False)
         return [type(value)(zip(value, part, strict=True)) for part in parts]
     return [value for _ in range(count)]
-
-
-def _like(example: Any, entries: Sequence[Any]) -> Any:
-    """`entries` in a container of the example's type: tuple, named tuple or list."""
-    kind = cast(Any, type(example))
-    return kind(*entries) if hasattr(example, "_fields") else kind(entries)
 
 
 class _Broadcast(torch.autograd.Function):

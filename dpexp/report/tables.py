@@ -205,6 +205,10 @@ def _run_summary(run: dict[str, Any]) -> str:
     ]
     if run["loss"] is not None and run["loss"]["first"] is not None:
         parts.append(f"loss {run['loss']['first']:.4g} to {_number(run['loss']['last'], '.4g')}")
+    if run["metric"] is not None:
+        metric = run["metric"]
+        figure = _number(metric["value"], ".6g")
+        parts.append(f"{metric['name']} {figure} over {metric['samples']} samples")
     return "; ".join(parts)
 
 

@@ -21,7 +21,7 @@ LINE_EVERY_S = 5.0
 class ProgressSink(Sink):
     """Rate and remaining time, updated at each flush, on stderr."""
 
-    def __init__(self, label: str, total_steps: int) -> None:
+    def __init__(self, label: str, total_steps: int | None) -> None:
         self._label = label
         self._total = total_steps
         self._console = Console(stderr=True)
@@ -42,9 +42,12 @@ class ProgressSink(Sink):
             self._update_bar(rate)
         elif now_s() - self._line_s >= LINE_EVERY_S:
             self._line_s = now_s()
-            left_s = elapsed_s / self._done * (self._total - self._done)
+            of, left = "", ""
+            if self._total is not None:  # a stream ends when it ends
+                left_s = elapsed_s / self._done * (self._total - self._done)
+                of, left = f"/{self._total}", f", {left_s:.0f} s left"
             print(
-                f"{self._label}: step {self._done}/{self._total}, {rate}, {left_s:.0f} s left",
+                f"{self._label}: step {self._done}{of}, {rate}{left}",
                 file=self._console.file,
                 flush=True,
             )

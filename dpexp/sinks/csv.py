@@ -17,6 +17,10 @@ from dpexp.sinks.base import Sink
 _SIMPLE = StepRecord._fields[:-1]  # all but replica_rows, which becomes one column per replica
 
 
+_REAL = ("loss", "learning_rate")
+_OPTIONAL = (*(f"{part}_s" for part in DP_PARTS), *_REAL)
+
+
 @final
 class CsvSink(Sink):
     """One row per step of one rank. Every flush leaves whole rows behind.
@@ -42,19 +46,17 @@ class CsvSink(Sink):
 
 def _line(record: StepRecord) -> str:
     """One row. Formatted at once: the csv module takes four times as long for plain numbers."""
-    template = _template(
-        record.scatter_s is not None, record.loss is not None, len(record.replica_rows)
-    )
+    absent = tuple(name for name in _OPTIONAL if getattr(record, name) is None)
+    template = _template(absent, len(record.replica_rows))
     values = [value for value in record[:-1] if value is not None]
     return template % (*values, *record.replica_rows)
 
 
 @cache
-def _template(parts: bool, loss: bool, num_devices: int) -> str:
+def _template(absent: tuple[str, ...], num_devices: int) -> str:
     """The format of a row; nanoseconds of a second, and more digits than a float32 loss has."""
-    absent = {*(() if parts else (f"{part}_s" for part in DP_PARTS)), *(() if loss else ("loss",))}
     cells = [
-        "" if n in absent else "%.9g" if n.endswith("_s") or n == "loss" else "%d" for n in _SIMPLE
+        "" if n in absent else "%.9g" if n.endswith("_s") or n in _REAL else "%d" for n in _SIMPLE
     ]
     return ",".join([*cells, *(["%d"] * num_devices)]) + "\n"
 

@@ -98,6 +98,8 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
     scalars["memory/peak_mib"] = record.peak_bytes / 2**20
     if record.loss is not None:
         scalars["loss/train"] = record.loss
+    if record.learning_rate is not None:
+        scalars["optimizer/learning_rate"] = record.learning_rate
     scalars["shape/global_rows"] = record.global_rows
     for replica, rows in enumerate(record.replica_rows):
         scalars[f"shape/replica_{replica}_rows"] = rows
@@ -113,6 +115,8 @@ def summary_scalars(result: RunResult) -> dict[str, float]:
         "summary/step_p50_ms": None if step is None or step.p50_s is None else step.p50_s * 1e3,
         "summary/step_p95_ms": None if step is None or step.p95_s is None else step.p95_s * 1e3,
     }
+    if result.metric is not None:
+        values[f"metric/{result.metric['name']}"] = result.metric["value"]
     return {tag: value for tag, value in values.items() if value is not None}
 
 

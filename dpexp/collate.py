@@ -1,0 +1,45 @@
+"""From rows to a batch: torch's own collation, which also takes None and texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from dpexp.errors import ConfigError
+
+
+def collate(rows: list[Any]) -> Any:
+    """Stack the rows' tensors, arrays and numbers; texts become lists; None stays None.
+
+    Raises:
+        ConfigError: the rows differ in structure or size, or hold something that cannot be
+            stacked.
+    """
+    try:
+        return torch_collate(rows, collate_fn_map=_MAP)
+    except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            "dataset",
+            type(rows[0]).__name__,
+            f"its rows cannot be put together to a batch: {_first_line(error)}",
+            fix="rows of equal structure and sizes, or a dataset with a collate_fn of its own",
+        ) from error
+
+
+def collate_of(dataset: Any) -> Any:
+    """How a dataset's rows become a batch: its own ``collate_fn``, or :func:`collate`."""
+    return getattr(dataset, "collate_fn", collate)
+
+
+def _collate_none(rows: list[Any], *, collate_fn_map: Any = None) -> None:
+    if any(row is not None for row in rows):
+        raise TypeError("an entry is None in some rows and not in others")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+_MAP = {**default_collate_fn_map, type(None): _collate_none}

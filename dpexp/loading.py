@@ -1,0 +1,144 @@
+"""Fetching the rows of a map-style dataset: in the rank itself, or by loader processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import Any, final
+
+import torch
+from torch.utils.data import DataLoader
+
+from dpexp.collate import collate_of
+from dpexp.errors import ConfigError
+from dpexp.schedule import GlobalBatch, Indices, Schedule
+from dpexp.schema import LoaderConfig
+
+Choose = Callable[[Indices], Indices]
+Batches = Iterator[tuple[GlobalBatch, Any]]
+
+
+def fetch_here(dataset: Any, schedule: Schedule, choose: Choose) -> Batches:
+    """Every global batch of the schedule with this rank's part of the data, in order.
+
+    Args:
+        dataset: map-style. One with ``__getitems__`` gives many rows at once, and one with
+            ``collate_fn`` collates by itself (see ``datasets/rows.py``).
+        choose: from the rows of a global batch to those that this rank fetches.
+    """
+    collate = collate_of(dataset)
+    many = getattr(dataset, "__getitems__", None)
+    arrays = takes_arrays(dataset)
+    for batch in schedule:
+        rows = choose(batch.indices)
+        if many is None:
+            yield batch, collate([dataset[index] for index in rows.tolist()])
+        elif arrays:
+            yield batch, collate(many(rows))
+        else:
+            items = many(rows.tolist())
+            if isinstance(items, list) and len(items) != len(rows):
+                raise ConfigError(
+                    "dataset",
+                    type(dataset).__name__,
+                    f"__getitems__ was asked for {len(rows)} rows and gave {len(items)}",
+                    fix="return one item per index",
+                )
+            yield batch, collate(items)
+
+
+def fetch_by_workers(
+    dataset: Any, schedule: Schedule, choose: Choose, loader: LoaderConfig, seed: int, pin: bool
+) -> Batches:
+    """The same, by loader processes.
+
+    They are started before the first batch, so before this process has threads that a fork would
+    not copy; without `persistent_workers` again in each epoch, as torch does.
+
+    Args:
+        seed: of the loader processes' own random numbers.
+        pin: into page-locked memory.
+    """
+    if loader.persistent_workers:
+        own = _Chosen(schedule, choose)
+        fetched = start_workers(dataset, loader, seed, pin, sampler=own)
+        return zip(schedule, map(_opened, fetched), strict=True)
+    return _by_epochs(dataset, schedule, choose, loader, seed, pin)
+
+
+def _by_epochs(
+    dataset: Any, schedule: Schedule, choose: Choose, loader: LoaderConfig, seed: int, pin: bool
+) -> Batches:
+    for epoch, grouped in groupby(schedule, key=lambda batch: batch.epoch):
+        batches = list(grouped)
+        own = _Chosen(batches, choose)
+        fetched = start_workers(dataset, loader, seed + epoch, pin, sampler=own)
+        yield from zip(batches, map(_opened, fetched), strict=True)
+
+
+def start_workers(
+    dataset: Any, loader: LoaderConfig, seed: int, pin: bool, sampler: Any = None
+) -> Iterator[Any]:
+    """Start loader processes and give what they make, in order.
+
+    Args:
+        sampler: lists of indices, each a batch; None for an iterable dataset of whole batches.
+    """
+    collate = _Sealing(collate_of(dataset)) if sampler is not None else _as_it_is
+    options: dict[str, Any] = {"batch_sampler": sampler} if sampler else {"batch_size": None}
+    return iter(
+        DataLoader(
+            dataset,
+            **options,
+            num_workers=loader.workers,
+            collate_fn=collate,
+            prefetch_factor=loader.prefetch,
+            pin_memory=pin,
+            timeout=loader.timeout_s,
+            generator=torch.Generator().manual_seed(seed),
+            # A rank's own default is the fork server: each rank would start another one, which
+            # imports torch again, and whose children nobody ends when the rank is killed.
+            multiprocessing_context="fork",
+        )
+    )
+
+
+def takes_arrays(dataset: Any) -> bool:
+    """Only our own datasets are known to take an array of indices (saves a conversion)."""
+    return type(dataset).__module__.startswith("dpexp.")
+
+
+@final
+class _Chosen:
+    """A batch sampler: the indices of this rank's rows, batch by batch."""
+
+    def __init__(self, batches: Iterable[GlobalBatch], choose: Choose) -> None:
+        self._batches, self._choose = batches, choose
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self._batches:
+            yield self._choose(batch.indices).tolist()
+
+
+@final
+class _Sealing:
+    """Collates, and hands over a refusal as a value: torch would rebuild it as a RuntimeError."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, rows: Any) -> Any:
+        try:
+            return self._collate(rows)
+        except ConfigError as error:
+            return error
+
+
+def _opened(fetched: Any) -> Any:
+    if isinstance(fetched, ConfigError):
+        raise fetched
+    return fetched
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,185 @@
+"""`task=evaluate`: one figure over all samples, each counted once, on any number of ranks."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import torch
+from torch.nn import functional
+
+from dpexp.batches import map_tensors
+from dpexp.comm import Comm
+from dpexp.errors import ConfigError
+from dpexp.losses import class_scores, is_classes, own_loss, prediction, same_shape
+from dpexp.schedule import chunk_sizes
+
+
+def make_scoring(metric: Any, custom: Any, comm: Comm, replicas: int) -> Scoring:
+    """What adds up the metric of a config.
+
+    Args:
+        metric: the config value: a name, or a node with a `_target_`.
+        custom: the built object, when `metric` is a node.
+        replicas: devices of this process, each of which may return a loss of its own.
+    """
+    if custom is not None:
+        return WholeBatches(metric["_target_"].rpartition(".")[2], custom, comm)
+    return RowByRow(metric, comm, replicas)
+
+
+class Scoring(ABC):
+    """Adds up a metric. :meth:`add` at each step on each rank, then :meth:`result`."""
+
+    @abstractmethod
+    def add(self, output: Any, target: Any, rows: int) -> None:
+        """Count one batch of `rows` own rows; with 0 they are another rank's."""
+
+    @abstractmethod
+    def result(self) -> dict[str, Any] | None:
+        """`name`, `value` and `samples`, on rank 0; None elsewhere. Waits for all ranks."""
+
+
+@final
+class RowByRow(Scoring):
+    """A metric that is a mean over rows: every rank finds its own rows' values.
+
+    The values are added up without rounding (math.fsum), so the mean does not depend on which
+    rank had which row.
+    """
+
+    def __init__(self, metric: str, comm: Comm, replicas: int) -> None:
+        self._metric, self._comm, self._replicas = metric, comm, replicas
+        self._values: list[torch.Tensor] = []
+
+    def add(self, output: Any, target: Any, rows: int) -> None:
+        if self._metric == "auto":
+            self._metric = _fitting(target)
+        if rows == 0:
+            return
+        if self._metric == "output":
+            values = _own_values(output, rows, self._replicas)
+        else:
+            values = _ROWS[self._metric](output, target)
+        self._values.append(values.detach().double().reshape(rows, -1).mean(dim=1))
+
+    def result(self) -> dict[str, Any] | None:
+        own = torch.cat(self._values).tolist() if self._values else []
+        gathered = self._comm.gather(own)
+        if gathered is None:
+            return None
+        values = [value for each in gathered for value in each]
+        total = math.fsum(values) if all(map(math.isfinite, values)) else math.nan
+        return {"name": self._metric, "value": total / len(values), "samples": len(values)}
+
+
+@final
+class WholeBatches(Scoring):
+    """A metric of the user's: rank 0 calls it with whole global batches, in order.
+
+    So it sees what it would see on a single device, whatever it computes.
+
+    Args:
+        custom: a function of (output, target) that gives one value per row, or their mean; or an
+            object with ``update(output, target)`` and ``compute()``.
+    """
+
+    def __init__(self, name: str, custom: Any, comm: Comm) -> None:
+        self._name, self._custom, self._comm = name, custom, comm
+        self._updates = hasattr(custom, "update") and hasattr(custom, "compute")
+        self._means: list[tuple[float, int]] = []
+        self._samples = 0
+
+    def add(self, output: Any, target: Any, rows: int) -> None:
+        own = map_tensors(lambda tensor: tensor.detach().cpu(), (_plain(output), target))
+        gathered = self._comm.gather((own, rows))
+        if gathered is None:
+            return
+        parts = [(pair, count) for pair, count in gathered if count]
+        total = sum(count for _, count in parts)
+        whole = _joined([pair for pair, _ in parts])
+        self._samples += total
+        if self._updates:
+            self._custom.update(*whole)
+            return
+        value = torch.as_tensor(self._custom(*whole), dtype=torch.float64)
+        if value.dim() and len(value) != total:
+            raise ConfigError(
+                "metric",
+                self._name,
+                f"gives {len(value)} values for {total} rows",
+                allowed="one value per row, or their mean",
+            )
+        per_row = value.reshape(total, -1).mean(dim=1).tolist() if value.dim() else None
+        self._means += [(v, 1) for v in per_row] if per_row else [(value.item(), total)]
+
+    def result(self) -> dict[str, Any] | None:
+        if self._comm.rank:
+            return None
+        if self._updates:
+            value = float(self._custom.compute())
+        else:
+            value = math.fsum(mean * count for mean, count in self._means) / self._samples
+        return {"name": self._name, "value": value, "samples": self._samples}
+
+
+def _plain(output: Any) -> Any:
+    """The output as containers that travel between ranks: a library's own class becomes a dict."""
+    return dict(output) if isinstance(output, dict) else output
+
+
+def _joined(parts: list[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts) if first.dim() else torch.stack(parts)
+    if isinstance(first, dict):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, (tuple, list)) and not isinstance(first[0] if first else "", str):
+        return tuple(_joined(list(entries)) for entries in zip(*parts, strict=True))
+    if isinstance(first, list):
+        return [entry for part in parts for entry in part]
+    return first
+
+
+def _fitting(target: Any) -> str:
+    if target is None:
+        return "output"
+    return "accuracy" if is_classes(target) else "mse"
+
+
+def _own_values(output: Any, rows: int, replicas: int) -> torch.Tensor:
+    """The model's own values per row; a mean counts for each of its rows."""
+    value = own_loss(output, None) if not isinstance(output, torch.Tensor) else output
+    if value.dim() and len(value) == rows:
+        return value
+    sizes = [size for size in chunk_sizes(rows, replicas) if size]
+    if value.dim() == 0 or len(value) == len(sizes):  # one mean per replica under dp
+        counts = torch.tensor(sizes if value.dim() else [rows], device=value.device)
+        return value.reshape(-1).repeat_interleave(counts)
+    return own_loss(value, None)  # refuses it
+
+
+def _accuracy(output: Any, target: Any) -> torch.Tensor:
+    scores = prediction(output)
+    if scores.shape == target.shape:  # one logit per row
+        return torch.eq(scores > 0, target > 0)
+    return torch.eq(class_scores(scores, target).argmax(dim=1), target)
+
+
+def _cross_entropy(output: Any, target: Any) -> torch.Tensor:
+    scores = class_scores(prediction(output), target)
+    return functional.cross_entropy(scores, target.long(), reduction="none")
+
+
+def _mse(output: Any, target: Any) -> torch.Tensor:
+    value, wanted = same_shape("mse", output, target)
+    return (value - wanted).square()
+
+
+def _l1(output: Any, target: Any) -> torch.Tensor:
+    value, wanted = same_shape("l1", output, target)
+    return torch.abs(value - wanted)
+
+
+_ROWS = {"accuracy": _accuracy, "cross_entropy": _cross_entropy, "mse": _mse, "l1": _l1}

@@ -1,0 +1,110 @@
+"""One process per device, each with a part of the model: torch's fully_shard (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast, final
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from dpexp.batches import Inputs
+from dpexp.errors import ConfigError
+from dpexp.parallel.base import Strategy
+from dpexp.schedule import Indices, chunk_of, chunk_sizes
+
+
+@final
+class FullyShardedDataParallel(Strategy):
+    """Rank r takes chunk r of the global batch; parameters are gathered when they are needed.
+
+    As under ddp, gradients are averaged over the ranks, and a rank without rows borrows chunk 0's.
+    """
+
+    def wrap(self, model: nn.Module) -> None:
+        options = self.plan.config.parallel
+        # Every rank keeps its part of what must be one model: that of rank 0.
+        self.comm.spread([*model.parameters(), *model.buffers()])
+        mesh = init_device_mesh(self.device.type, (self.comm.world_size,))
+        for unit in (*units(model, options.wrap), model):
+            fully_shard(unit, mesh=mesh, reshard_after_forward=bool(options.reshard_after_forward))
+        self._model = cast(FSDPModule, model)
+
+    def choose_rows(self, rows: Indices) -> Indices:
+        own = chunk_of(rows, self.comm.rank, self.comm.world_size)
+        return own if len(own) else chunk_of(rows, 0, self.comm.world_size)
+
+    def own_rows(self, global_rows: int) -> int:
+        return chunk_sizes(global_rows, self.comm.world_size)[self.comm.rank]
+
+    def forward(self, inputs: Inputs, rows: int) -> Any:
+        self.shapes.muted = rows == 0
+        return self._noted(cast(nn.Module, self._model), inputs)
+
+    def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
+        # As in ddp.py: FSDP, too, divides the sum of the ranks' gradients by the world size.
+        weight = rows * self.comm.world_size / global_rows
+        loss = self._scalar(loss)
+        return loss if weight == 1.0 else loss * weight
+
+    def synchronised(self, last: bool) -> AbstractContextManager[Any]:
+        return super().synchronised(last) if last else self._unsynchronised()
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(model, options=whole)
+
+    def close(self) -> None:
+        del self._model
+
+    @contextmanager
+    def _unsynchronised(self) -> Iterator[None]:
+        self._model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._model.set_requires_gradient_sync(True)
+
+
+def units(model: nn.Module, wrap: Any) -> list[nn.Module]:
+    """The submodules that are sharded as units of their own, inner ones first.
+
+    Args:
+        wrap: ``parallel.wrap``. blocks: the entries of every ModuleList; model: none; a list:
+            modules of these classes; a number: every smallest module with at least so many
+            parameters.
+
+    Raises:
+        ConfigError: a named class is not in the model.
+    """
+    modules = [module for name, module in model.named_modules() if name]
+    if wrap == "model":
+        return []
+    if wrap == "blocks":
+        chosen = [m for each in model.modules() if isinstance(each, nn.ModuleList) for m in each]
+    elif isinstance(wrap, int):
+        chosen = [m for m in modules if _parameters(m) >= wrap and not _divisible(m, wrap)]
+    else:
+        chosen = [module for module in modules if type(module).__name__ in wrap]
+        lacking = set(wrap) - {type(module).__name__ for module in modules}
+        if lacking:
+            raise ConfigError(
+                "parallel.wrap",
+                wrap,
+                f"the model has no module of class {', '.join(sorted(lacking))}",
+                allowed=", ".join(sorted({type(module).__name__ for module in modules})[:12]),
+            )
+    inner_first = [module for module in reversed(modules) if any(module is m for m in chosen)]
+    return [m for m in inner_first if not isinstance(m, (nn.ModuleList, nn.ModuleDict))]
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _divisible(module: nn.Module, least: int) -> bool:
+    return any(_parameters(child) >= least for child in module.children())

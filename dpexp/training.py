@@ -1,0 +1,69 @@
+"""What `task=train` adds to a step: the loss, the gradient's way to the optimizer, the update."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from dpexp.losses import Loss
+
+
+@final
+class Training:
+    """Loss, backward and update.
+
+    Args:
+        scaler: of the loss, for fp16; None for other formats.
+        clip_norm: largest norm of the gradient over all parameters; None = no clipping.
+        scheduler: moves the learning rate after each step; None = constant.
+    """
+
+    def __init__(
+        self,
+        loss_of: Loss,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        clip_norm: float | None,
+        scheduler: LRScheduler | None,
+    ) -> None:
+        self.loss_of = loss_of
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._clip_norm = clip_norm
+        self._scheduler = scheduler
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the loss's gradient to the parameters' gradients."""
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """One step of the optimizer with the gradients that are there; they are gone after it.
+
+        With a scaler the step is left out when a gradient is not finite, as it happens while the
+        scaler finds its scale.
+        """
+        scaler, optimizer = self._scaler, self._optimizer
+        if self._clip_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the first parameter group, for the next update."""
+        return float(self._optimizer.param_groups[0]["lr"])
