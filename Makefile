@@ -55,7 +55,9 @@ soak: sound $(TEST)
 
 # What needs those libraries, and the core of the rest on the torch that they need.
 test-extras: sound $(TEST_EXTRAS)
-	$(BIN_EXTRAS)/python -m pytest -m "not slow" tests/extras tests/test_equality.py tests/parallel tests/test_run_folder.py
+	$(BIN_EXTRAS)/python -c 'import torchvision, transformers, datasets'
+	$(BIN_EXTRAS)/python -m pytest -m "not slow" tests/extras tests/test_experiments.py \
+	    tests/test_equality.py tests/parallel tests/test_run_folder.py
 
 clean:
 	rm -rf $(VENV) $(VENV_EXTRAS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

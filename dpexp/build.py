@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -51,6 +51,30 @@ def build(key: str, node: dict[str, Any], *, partial: bool = False) -> Any:
                 fix="check the spelling; modules are searched in the folder where dpexp is started",
             ) from error
         raise explain_call(key, target, cause) from cause
+
+
+def build_callable(key: str, node: dict[str, Any]) -> Any:
+    """Something to call: an object of a class, or a function that the node gives arguments.
+
+    Raises:
+        ConfigError: as :func:`build`; or the result cannot be called or updated.
+    """
+    made = build(key, node, partial=not _is_class(node["_target_"]))
+    if not callable(made) and not hasattr(made, "update"):
+        raise ConfigError(
+            f"{key}._target_",
+            node["_target_"],
+            f"gives a {type(made).__name__}, which cannot be called",
+            allowed="a class whose objects can be called, or a function",
+        )
+    return made
+
+
+def _is_class(target: str) -> bool:
+    try:
+        return isinstance(get_object(target), type)
+    except Exception:  # noqa: BLE001  # build says why
+        return True
 
 
 def _not_found(target: str) -> str | None:

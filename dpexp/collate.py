@@ -20,6 +20,8 @@ def collate(rows: list[Any]) -> Any:
     try:
         return torch_collate(rows, collate_fn_map=_MAP)
     except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+        if "shared memory" in str(error):  # a loader process found no room there: not the rows
+            raise
         raise ConfigError(
             "dataset",
             type(rows[0]).__name__,

@@ -103,13 +103,18 @@ def explain_broken(target: str, error: BaseException) -> str | None:
         package = _imported_by(failure.__traceback__)
         if package is None or isinstance(failure, ModuleNotFoundError):
             continue
-        first = (str(failure).strip().splitlines() or [type(failure).__name__])[0].strip()
+        first = first_line(failure)
         fits = package == "torchvision" or "torch" in first
         problem = "does not fit this torch" if fits else "cannot be imported"
         reason = f"{package} is installed but {problem} ({first})"
         named = package in (NEEDS.get(target), target.strip().split(".")[0])
         return reason if named else f"{reason}; {target} imports it"
     return None
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the lines of advice that libraries add; its kind if nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
 
 
 def _is_there(package: str, *, own: bool) -> bool:

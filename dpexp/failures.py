@@ -91,6 +91,9 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
     if inner is not None and is_out_of_memory(inner):
         return "oom", name, _first_line(inner)
     text = _text(error)
+    loader = loader_failure(text, plan)
+    if loader is not None:
+        return loader[0], name, loader[1]
     if plan.num_processes > 1 and "Timed out" in text:
         limit = f"{plan.config.parallel.timeout_s:g} s"
         return (
@@ -106,6 +109,39 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
     if isinstance(error, (ReplicaError, UserCodeError)):
         return "user_error", name, text
     return "user_error", name, f"{name}: {text}" if text else name
+
+
+def loader_failure(text: str, plan: RunPlan) -> tuple[str, str] | None:
+    """The kind and the message of a failure of a loader process, from torch's text; else None."""
+    workers = plan.config.loader.workers
+    setting = f"loader.workers={workers}"
+    if not workers:
+        return None
+    if "DataLoader timed out" in text:
+        limit = f"{plan.config.loader.timeout_s:g}"
+        return "hang", (
+            f"a loader process gave no batch for {limit} s (loader.timeout_s={limit}, {setting}). "
+            "Try: loader.timeout_s=<more>, or loader.workers=0 to see where the dataset waits"
+        )
+    full = any(sign in text for sign in ("shared memory", "Bus error", "No space left on device"))
+    if full and ("DataLoader worker" in text or "shared memory" in text):
+        return "crash", (
+            f"a loader process found no room in shared memory: /dev/shm is too small for batches "
+            f"from {setting} processes, loader.prefetch={plan.config.loader.prefetch} batches each."
+            " Try: a larger /dev/shm (docker run --shm-size=8g), a smaller loader.prefetch or "
+            "batch_size, or loader.workers=0"
+        )
+    if "DataLoader worker" in text and ("exited unexpectedly" in text or "killed" in text):
+        return "crash", (
+            f"a loader process died ({setting}): {_from('DataLoader worker', text)}. Try: "
+            "loader.workers=0 to see the error in the rank itself"
+        )
+    return None
+
+
+def _from(start: str, text: str) -> str:
+    """The sentence of `text` that begins with `start`."""
+    return text[text.index(start) :].partition(". ")[0].strip(" .")
 
 
 def _first_line(error: BaseException) -> str:

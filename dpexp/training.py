@@ -36,6 +36,7 @@ class Training:
         self._scaler = scaler
         self._clip_norm = clip_norm
         self._scheduler = scheduler
+        self._skipped = 0
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the loss's gradient to the parameters' gradients."""
@@ -58,10 +59,22 @@ class Training:
             optimizer.step()
         else:
             scaler.step(optimizer)
+            scale = scaler.get_scale()
             scaler.update()
+            self._skipped += scaler.get_scale() < scale
         if self._scheduler is not None:
             self._scheduler.step()
         optimizer.zero_grad(set_to_none=True)
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result may not expect."""
+        if not self._skipped:
+            return ()
+        return (
+            f"precision=fp16: {self._skipped} updates were left out because a gradient was not "
+            "finite; this happens while the scaler finds its scale, and not under every strategy "
+            "in the same steps",
+        )
 
     @property
     def learning_rate(self) -> float:

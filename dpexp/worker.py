@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 from dpexp.batches import make_split, seed_all, seed_of_rank
-from dpexp.build import build, build_model
+from dpexp.build import build, build_callable, build_model
 from dpexp.comm import Comm, connect
 from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
@@ -140,7 +140,9 @@ def _measure(
         if config.save_weights:
             save_weights(state, job.folder / "weights.pt")
     strategy.close()
-    return replace(report(), metric=metric)
+    done = report()
+    late = () if training is None else training.notes()
+    return replace(done, metric=metric, notes=(*done.notes, *late))
 
 
 @contextmanager
@@ -182,7 +184,7 @@ def _training(
     config = plan.config
     if config.task is not Task.train:
         return None
-    custom = build("loss", config.loss) if isinstance(config.loss, dict) else None
+    custom = build_callable("loss", config.loss) if isinstance(config.loss, dict) else None
     optimizer = build_optimizer(config.optimizer, model, zero=bool(config.parallel.zero))
     if steps is None:
         steps = config.steps
@@ -200,7 +202,7 @@ def _scoring(plan: RunPlan, comm: Comm) -> Scoring | None:
     config = plan.config
     if config.task is not Task.evaluate:
         return None
-    custom = build("metric", config.metric) if isinstance(config.metric, dict) else None
+    custom = build_callable("metric", config.metric) if isinstance(config.metric, dict) else None
     replicas = plan.num_devices if plan.num_processes == 1 else 1
     return make_scoring(config.metric, custom, comm, replicas)
 

@@ -2,78 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from omegaconf import DictConfig, OmegaConf
 
 from dpexp.comm import Comm
+from dpexp.compose import config_folder
+from dpexp.config import load
 from dpexp.parallel import Context
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.records import PhaseSummary, RankResult, RunResult, ShapeRecord, StepRecord
 from dpexp.results import assemble
-from dpexp.schema import (
-    Backend,
-    Config,
-    LoaderConfig,
-    ParallelConfig,
-    Scaling,
-    ShapesConfig,
-    StrategyName,
-    Task,
-)
+from dpexp.schema import NESTED, Config
 from dpexp.shapes import ShapeLog
 from dpexp.sinks import Sink
 from dpexp.timing import Clock
 
-DDP_DEFAULTS: dict[str, Any] = {
-    "backend": Backend.auto,
-    "bucket_cap_mb": 25.0,
-    "find_unused_parameters": False,
-    "static_graph": False,
-    "gradient_as_bucket_view": False,
-    "broadcast_buffers": True,
-}
+
+@cache
+def _composed(strategy: str) -> DictConfig:
+    whole = OmegaConf.load(config_folder() / "config.yaml")
+    assert isinstance(whole, DictConfig)
+    chosen = dict(next(iter(entry.items())) for entry in whole.defaults if entry != "_self_")
+    for group, option in {**chosen, "parallel": strategy}.items():
+        if not group.startswith("override "):
+            whole[group] = OmegaConf.load(config_folder() / group / f"{option}.yaml")
+    del whole["defaults"], whole["hydra"]
+    return whole
 
 
-def make_config(
-    strategy: str = "none", parallel: dict[str, Any] | None = None, **overrides: Any
-) -> Config:
-    """The exercise's config. `parallel` overrides options of the strategy."""
-    options = DDP_DEFAULTS if strategy == "ddp" else dict.fromkeys(DDP_DEFAULTS)
-    base = Config(
-        dataset={"_target_": "dpexp.datasets.random_rows", "rows": 100, "seed": 0},
-        model={"_target_": "dpexp.models.linear", "in_features": 5, "out_features": 2},
-        parallel=ParallelConfig(
-            **{
-                "strategy": StrategyName(strategy),
-                "timeout_s": 300.0,
-                **options,
-                **(parallel or {}),
-            }
-        ),
-        optimizer={"_target_": "torch.optim.SGD", "lr": 0.01},
-        task=Task.forward,
-        loss="auto",
-        forward_kwargs={},
-        seed=0,
-        save_weights=False,
-        device="auto",
-        num_devices="auto",
-        batch_size=30,
-        scaling=Scaling.strong,
-        epochs=1,
-        steps=None,
-        warmup_steps=1,
-        drop_last=False,
-        shuffle=True,
-        loader=LoaderConfig(workers=0),
-        shapes=ShapesConfig(depth=0, print=False),
-    )
-    return replace(base, **overrides)
+def composed(strategy: str = "none", changes: dict[str, Any] | None = None) -> DictConfig:
+    """The exercise's config as Hydra gives it, with dotted keys changed or added."""
+    whole = copy.deepcopy(_composed(strategy))
+    for key, value in (changes or {}).items():
+        OmegaConf.update(whole, key, value, merge=False, force_add=True)
+    return whole
+
+
+def make_config(strategy: str = "none", **overrides: Any) -> Config:
+    """The exercise's config, that of conf/.
+
+    Args:
+        overrides: typed values; of a node with keys (`parallel`, `loader`, …) a dict of those that
+            change.
+    """
+    base = load(composed(strategy))
+    changes = {
+        key: replace(getattr(base, key), **value) if key in NESTED else value
+        for key, value in overrides.items()
+    }
+    return replace(base, **changes)
 
 
 def make_facts(cores: int = 4, **overrides: Any) -> HardwareFacts:
@@ -116,6 +101,7 @@ def make_record(step: int = 0, **overrides: Any) -> StepRecord:
         parallel_apply_s=None,
         gather_s=None,
         loss=None,
+        learning_rate=None,
         peak_bytes=64 * 2**20,
         replica_rows=(30,),
     )
@@ -189,8 +175,48 @@ class FakeComm(Comm):
     def max(self, value: float) -> float:
         return max(value, self._peers_max)
 
+    def extent(self, values: Sequence[float]) -> tuple[list[float], list[float]]:
+        return list(values), list(values)
+
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        return None
+
     def close(self) -> None:
         return None
+
+
+class Ranks:
+    """The ranks of a run, played one after the other in this process.
+
+    A rank's n-th meeting sees what the ranks that were played before brought to their n-th.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.brought: list[list[Any]] = [[] for _ in range(world_size)]
+
+    def comm(self, rank: int) -> Comm:
+        """The communicator of one rank."""
+        return _PlayedComm(self, rank)
+
+
+class _PlayedComm(FakeComm):
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        super().__init__(rank, len(ranks.brought))
+        self._ranks = ranks
+
+    def gather(self, value: Any) -> list[Any] | None:
+        met = self._meet(value)
+        return met if self.rank == 0 else None
+
+    def extent(self, values: Sequence[float]) -> tuple[list[float], list[float]]:
+        met = self._meet(list(values))
+        columns = list(zip(*met, strict=True))
+        return [min(column) for column in columns], [max(column) for column in columns]
+
+    def _meet(self, value: Any) -> list[Any]:
+        own = self._ranks.brought[self.rank]
+        own.append(value)
+        return [each[len(own) - 1] for each in self._ranks.brought if len(each) >= len(own)]
 
 
 class TickClock(Clock[int]):
@@ -225,11 +251,17 @@ class ListSink(Sink):
 
 
 def make_context(
-    strategy: str, num_devices: int, *, rank: int = 0, world_size: int = 1, device: str = "cpu"
+    strategy: str,
+    num_devices: int,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    device: str = "cpu",
+    **overrides: Any,
 ) -> Context:
     """What a strategy is made with, on fakes."""
     return Context(
-        plan=make_plan_for(strategy, num_devices),
+        plan=make_plan_for(strategy, num_devices, **overrides),
         comm=FakeComm(rank, world_size),
         device=torch.device(device),
         clock=TickClock(),

@@ -1,150 +1,36 @@
-"""From a schedule to batches on a device."""
+"""Batches as values: inputs and target, moving, sizes, seeds."""
 
 from __future__ import annotations
 
-import os
 import random
-import threading
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
 
 from dpexp.batches import (
     Inputs,
-    fetch_all,
     leading_sizes,
+    make_split,
+    map_tensors,
     move,
-    rows_in,
     seed_all,
     seed_of_rank,
-    split,
 )
-from dpexp.datasets import Rows
 from dpexp.errors import ConfigError
-from dpexp.schedule import Indices, Schedule
+from dpexp.schema import BatchConfig
 
 Pair = namedtuple("Pair", "left right")
 
 X, Y, Z = torch.zeros(4, 5), torch.ones(4, 2), torch.ones(4)
 META = torch.device("meta")
-SCHEDULE = Schedule(5, 2, epochs=1, steps=None, drop_last=False, shuffle=False, seed=0)
 
 
-class Squares(Dataset[Any]):
-    """Row i is the pair (i, i * i)."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if type(index) is not int:
-            raise TypeError(f"an index must be an int, not {type(index).__name__}")
-        return torch.tensor([float(index)]), index * index
-
-
-class ManySquares(Squares):
-    """The same, fetched many at a time."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
-
-
-class Unsized(Dataset[Any]):
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Stream(IterableDataset[int]):
-    def __len__(self) -> int:
-        return 3
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-def whole(rows: Indices) -> Indices:
-    return rows
-
-
-def fetched(
-    dataset: Any, choose: Callable[[Indices], Indices] = whole, workers: int = 0
-) -> list[tuple[int, list[float], list[float]]]:
-    batches = fetch_all(dataset, SCHEDULE, choose, workers, seed=0)
-    return [(b.step, x.flatten().tolist(), y.flatten().tolist()) for b, (x, y) in batches]
-
-
-DATASETS = [
-    Squares(5),
-    ManySquares(5),
-    Rows(torch.arange(5.0).reshape(5, 1), torch.arange(5.0) ** 2),
-]
-
-
-@pytest.mark.parametrize("dataset", DATASETS, ids=lambda dataset: type(dataset).__name__)
-def test_batches_follow_the_schedule_whatever_the_kind_of_dataset(dataset: Any) -> None:
-    assert fetched(dataset) == [
-        (0, [0.0, 1.0], [0.0, 1.0]),
-        (1, [2.0, 3.0], [4.0, 9.0]),
-        (2, [4.0], [16.0]),
-    ]
-
-
-def test_only_the_chosen_rows_are_fetched() -> None:
-    assert fetched(Squares(5), choose=lambda rows: rows[-1:]) == [
-        (0, [1.0], [1.0]),
-        (1, [3.0], [9.0]),
-        (2, [4.0], [16.0]),
-    ]
-
-
-@pytest.fixture
-def loader_ends() -> Iterator[None]:
-    """The loader's queue has a thread in this process, which ends a moment after the loader."""
-    yield
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join(5)
-
-
-@pytest.mark.usefixtures("loader_ends")
-@pytest.mark.parametrize("dataset", DATASETS, ids=lambda dataset: type(dataset).__name__)
-def test_a_loader_process_gives_the_same_batches(dataset: Any) -> None:
-    assert fetched(dataset, workers=1) == fetched(dataset)
-
-
-@pytest.mark.usefixtures("loader_ends")
-@pytest.mark.parametrize(("workers", "here"), [(0, True), (1, False)])
-def test_rows_are_fetched_in_this_process_unless_there_are_loader_processes(
-    workers: int, here: bool
-) -> None:
-    class Pids(Squares):
-        def __getitem__(self, index: int) -> int:
-            return os.getpid()
-
-    batches = fetch_all(Pids(5), SCHEDULE, whole, workers, seed=0)
-    pids = {pid for _, batch in batches for pid in batch.tolist()}
-    assert (pids == {os.getpid()}) is here
-
-
-def test_a_datasets_own_collate_fn_is_used() -> None:
-    class Texts(Squares):
-        @staticmethod
-        def collate_fn(rows: list[Any]) -> str:
-            return ",".join(str(square) for _, square in rows)
-
-    assert [batch for _, batch in fetch_all(Texts(5), SCHEDULE, whole, 0, seed=0)] == [
-        "0,1",
-        "4,9",
-        "16",
-    ]
+def split(batch: Any, constants: dict[str, Any] | None = None, **entries: Any) -> Inputs:
+    chosen = BatchConfig(**{"inputs": "auto", "target": "auto", **entries})
+    return make_split(chosen, constants or {})(batch)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +62,10 @@ def test_a_datasets_own_collate_fn_is_used() -> None:
         "named tuple",
     ],
 )
-def test_a_batch_is_split_into_inputs_and_target(
+def test_by_convention_a_batch_is_split_into_inputs_and_target(
     batch: Any, args: Any, kwargs: Any, target: Any
 ) -> None:
-    assert split(batch, {}) == Inputs(args, kwargs, target)
+    assert split(batch) == Inputs(args, kwargs, target)
 
 
 @pytest.mark.parametrize("batch", [X, (X, Y), ({"a": X}, Y), {"a": X}])
@@ -196,7 +82,98 @@ def test_a_constant_keyword_wins_and_the_batch_itself_is_not_changed() -> None:
 @pytest.mark.parametrize("batch", ["text", 3, None])
 def test_a_batch_of_another_kind_is_refused_by_its_type(batch: Any) -> None:
     with pytest.raises(ConfigError, match=type(batch).__name__):
-        split(batch, {})
+        split(batch)
+
+
+BATCH = {"image": {"pixels": X, "mask": Z}, "label": Y, "a.b": Z, "names": ["p", "q", "r", "s"]}
+
+
+@pytest.mark.parametrize(
+    ("batch", "inputs", "args", "kwargs"),
+    [
+        ((X, Y, Z), 0, (X,), {}),
+        ((X, Y, Z), -1, (Z,), {}),
+        ((X, Y, Z), [2, 0], (Z, X), {}),
+        ((X, Y, Z), {"tokens": 0, "labels": 0}, (), {"tokens": X, "labels": X}),
+        (((X, Z), Y), 0, (X, Z), {}),
+        (((X, Z), Y), "0.1", (Z,), {}),
+        (({"x": X}, Y), 0, (), {"x": X}),
+        (({"x": X}, Y), "0.x", (X,), {}),
+        (BATCH, "label", (Y,), {}),
+        (BATCH, "a.b", (Z,), {}),
+        (BATCH, "image.pixels", (X,), {}),
+        (BATCH, "image", (), {"pixels": X, "mask": Z}),
+        (BATCH, ["image.mask", "label"], (Z, Y), {}),
+        (BATCH, ["image"], (BATCH["image"],), {}),
+        (BATCH, {"x": "image.pixels", "n": "names"}, (), {"x": X, "n": BATCH["names"]}),
+        ({0: X, 1: Y}, 0, (X,), {}),
+        (Pair(X, Y), 1, (Y,), {}),
+    ],
+)
+def test_inputs_are_the_named_entries(batch: Any, inputs: Any, args: Any, kwargs: Any) -> None:
+    assert split(batch, inputs=inputs, target="none") == Inputs(args, kwargs, None)
+
+
+@pytest.mark.parametrize(
+    ("batch", "target", "args", "kwargs", "wanted"),
+    [
+        ((X, Y), "none", (X, Y), {}, None),
+        ((X, Y), None, (X, Y), {}, None),
+        (X, None, (X,), {}, None),
+        ({"a": X}, None, (), {"a": X}, None),
+        ((X, Y, Z), 0, (Y, Z), {}, X),
+        ((X, Y, Z), 1, (X, Z), {}, Y),
+        ([X, Y, Z], -1, (X, Y), {}, Z),
+        ((Y, {"a": X, "b": Z}), 0, (), {"a": X, "b": Z}, Y),
+        ({"a": X, "y": Y}, "y", (), {"a": X}, Y),
+        ({"a": X, "y": {"box": Y}}, "y.box", (), {"a": X, "y": {"box": Y}}, Y),
+    ],
+)
+def test_the_target_is_the_named_entry_and_the_rest_are_the_inputs(
+    batch: Any, target: Any, args: Any, kwargs: Any, wanted: Any
+) -> None:
+    assert split(batch, target=target) == Inputs(args, kwargs, wanted)
+
+
+def test_named_inputs_leave_the_target_to_the_convention() -> None:
+    assert split((X, Z, Y), inputs=1) == Inputs((Z,), {}, Y)
+    assert split({"a": X, "b": Y}, inputs="a") == Inputs((X,), {}, None)
+
+
+def test_inputs_and_target_may_both_be_named_and_be_the_same() -> None:
+    assert split((X, Y), inputs=[0], target=0) == Inputs((X,), {}, X)
+
+
+def test_taking_the_target_out_does_not_change_the_batch() -> None:
+    batch = {"a": X, "y": Y}
+    split(batch, target="y")
+    assert list(batch) == ["a", "y"]
+
+
+@pytest.mark.parametrize("inputs", [0, [0], {"x": 0}])
+def test_constant_keywords_join_named_inputs_too(inputs: Any) -> None:
+    assert split((X, Y), {"delta": 3}, inputs=inputs).kwargs["delta"] == 3
+
+
+@pytest.mark.parametrize(
+    ("batch", "entries", "key", "what"),
+    [
+        ((X, Y), {"inputs": 2}, "batch.inputs", "a tuple of 2 entries"),
+        ((X, Y), {"inputs": [0, "x"]}, "batch.inputs", "a tuple of 2 entries"),
+        ([X, Y], {"target": -3}, "batch.target", "a list of 2 entries"),
+        (BATCH, {"inputs": "pixels"}, "batch.inputs", "a dict with image, label, a.b, names"),
+        (BATCH, {"inputs": {"x": "image.pix"}}, "batch.inputs", "a dict with image"),
+        (BATCH, {"target": "labels"}, "batch.target", "a dict with image"),
+        (X, {"inputs": 0}, "batch.inputs", "a Tensor"),
+    ],
+)
+def test_an_entry_that_is_not_there_is_refused_with_those_that_are(
+    batch: Any, entries: dict[str, Any], key: str, what: str
+) -> None:
+    with pytest.raises(ConfigError, match="has no such entry") as caught:
+        split(batch, **entries)
+    assert caught.value.key == key
+    assert f"it is {what}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -224,25 +201,26 @@ def test_every_tensor_is_moved_and_nothing_else() -> None:
     assert (moved["n"], moved["t"]) == (3, "text")
 
 
+class Keyed(dict[str, Any]):
+    """A library's own dict, whose constructor takes something else."""
+
+    def __init__(self, *, source: str) -> None:
+        super().__init__()
+        self.source = source
+
+
+def test_a_librarys_own_dict_keeps_its_type_and_the_original_its_tensors() -> None:
+    batch = Keyed(source="file")
+    batch["x"] = X
+    doubled = map_tensors(lambda tensor: tensor + 1, batch)
+    assert (type(doubled), doubled.source) == (Keyed, "file")
+    assert torch.equal(doubled["x"], torch.ones(4, 5))
+    assert torch.equal(batch["x"], torch.zeros(4, 5))
+
+
 def test_the_shapes_of_all_tensors_in_a_nested_value() -> None:
     nested = (X, {"a": [Y, 3], "b": Pair(None, Z)}, "text")
     assert [list(shape) for shape in leading_sizes(nested)] == [[4, 5], [4, 2], [4]]
-
-
-def test_rows_are_counted() -> None:
-    assert rows_in(Squares(7)) == 7
-
-
-@pytest.mark.parametrize("dataset", [Unsized(), Stream(), 3], ids=["unsized", "iterable", "int"])
-def test_a_dataset_without_a_length_is_refused_by_its_type(dataset: Any) -> None:
-    with pytest.raises(ConfigError, match="has no length") as caught:
-        rows_in(dataset)
-    assert (caught.value.key, caught.value.value) == ("dataset", type(dataset).__name__)
-
-
-def test_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="it has 0 rows"):
-        rows_in(Squares(0))
 
 
 def drawn() -> tuple[float, float, float]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp.build import UserCodeError, build, build_model, build_optimizer, hidden_modules
+from dpexp.build import UserCodeError, build, build_model, hidden_modules
 from dpexp.datasets import Rows
 from dpexp.errors import ConfigError
 
@@ -175,52 +175,3 @@ def test_a_model_that_hides_nothing_is_not_warned_about() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build_model(node("Net", hidden=3), CPU)
-
-
-def test_the_optimizer_gets_the_trainable_parameters_only() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    model[0].requires_grad_(False)
-    optimizer = build_optimizer({"_target_": "torch.optim.SGD", "lr": 0.25}, model)
-    (group,) = optimizer.param_groups
-    assert group["lr"] == 0.25
-    assert [parameter.shape for parameter in group["params"]] == [(1, 3), (1,)]
-
-
-@pytest.mark.parametrize("model", [nn.ReLU(), nn.Linear(2, 2).requires_grad_(False)])
-def test_a_model_without_trainable_parameters_cannot_be_trained(model: nn.Module) -> None:
-    with pytest.raises(ConfigError, match="has no trainable parameter") as caught:
-        build_optimizer({"_target_": "torch.optim.SGD", "lr": 0.1}, model)
-    assert (caught.value.key, caught.value.fix) == ("task", "task=forward")
-    assert type(model).__name__ in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "cause"),
-    [
-        ({"lr": -1.0}, "Invalid learning rate: -1.0"),
-        ({"lr": 0.1, "momentom": 0.9}, "unexpected keyword argument 'momentom'"),
-    ],
-)
-def test_a_wrong_optimizer_argument_is_refused_with_the_cause(
-    arguments: dict[str, Any], cause: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build_optimizer({"_target_": "torch.optim.SGD", **arguments}, nn.Linear(2, 2))
-    assert caught.value.key == "optimizer"
-    assert cause in str(caught.value)
-
-
-def refusing_optimizer(_parameters: Any, lr: float) -> torch.optim.Optimizer:
-    raise ConfigError("optimizer.lr", lr, "is not allowed")
-
-
-def test_a_refusal_by_an_optimizer_stays_what_it_is() -> None:
-    with pytest.raises(ConfigError) as caught:
-        build_optimizer(node("refusing_optimizer", lr=9.0), nn.Linear(2, 2))
-    assert str(caught.value) == "optimizer.lr=9.0: is not allowed."
-
-
-def test_an_optimizer_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be imported") as caught:
-        build_optimizer({"_target_": "torch.optim.SGDD"}, nn.Linear(2, 2))
-    assert caught.value.key == "optimizer._target_"

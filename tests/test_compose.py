@@ -16,12 +16,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 import dpexp.device
-from dpexp import compose
+from dpexp import compose, extras
+from dpexp.builtin import GROUPS
 from dpexp.check import check
 from dpexp.config import load
 from dpexp.env import OuterLauncher
 from dpexp.errors import ConfigError
-from dpexp.schema import GROUPS, NESTED, Config
+from dpexp.schema import NESTED, Config
 
 CONF = compose.config_folder()
 OPTIONS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml"))]
@@ -61,11 +62,14 @@ def test_a_config_packed_into_the_package_comes_before_one_beside_it(
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_of_conf_is_a_valid_config(group: str, option: str) -> None:
+def test_every_option_of_conf_is_a_valid_config(
+    group: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "_is_there", lambda _package, own: True)
     overrides = [f"+{group}={option}" if group == "experiment" else f"{group}={option}"]
     if option == "custom":
         overrides.append(f"{group}._target_=mymodule.Mine")
-    if option == "tensors":
+    if option in ("tensors", "image_folder", "hf"):
         overrides.append("dataset.path=d.pt")
     check(load(composed(*overrides)))
 
@@ -220,14 +224,14 @@ def test_other_overrides_are_left_to_hydra(argument: str) -> None:
 @pytest.mark.parametrize(
     ("override", "key", "value", "allowed", "fix"),
     [
-        ("parallel=dpp", "parallel", "dpp", "ddp, dp, none", "parallel=dp"),
-        ("model=lineer", "model", "lineer", "cnn, custom, linear, mlp", "model=linear"),
+        ("parallel=dpp", "parallel", "dpp", "ddp, dp, fsdp, none", "parallel=dp"),
+        ("model=lineer", "model", "lineer", ", ".join(GROUPS["model"]), "model=linear"),
         ("optimizer=zzz", "optimizer", "zzz", "adamw, custom, sgd", "optimizer=sgd"),
         (
             "+experiment=scalin",
             "+experiment",
             "scalin",
-            "digits, scaling, tutorial",
+            "digits, gpt, gpt2, resnet, scaling, tutorial",
             "+experiment=scaling",
         ),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 import dpexp
 from dpexp import server
 from dpexp.compose import config_folder
+from dpexp.extras import EXTRAS
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -21,7 +23,10 @@ SPREAD = {
     "none": ("parallel=none",),
     "dp": ("parallel=dp", "num_devices=2"),
     "ddp": ("parallel=ddp", "num_devices=2"),
+    "fsdp": ("parallel=fsdp", "num_devices=2"),
 }
+# Presets of libraries; where one is missing, only `make test-extras` runs its preset.
+NEEDED = {"resnet": "torchvision", "gpt2": "transformers"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,12 +36,15 @@ def warm() -> None:
 
 
 def test_the_promised_presets_are_there() -> None:
-    assert {"tutorial", "scaling", "digits"} <= set(EXPERIMENTS)
+    assert {"tutorial", "scaling", "digits", "gpt", *NEEDED} <= set(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("strategy", SPREAD)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_preset_runs_under_each_strategy(tmp_path: Path, name: str, strategy: str) -> None:
+    package = NEEDED.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package} (the extra {EXTRAS[package]})")
     run = dpexp.run([f"+experiment={name}", *SHORT, *SPREAD[strategy]], folder=tmp_path)
     assert run.result.status == "ok", run.result.error
     assert run.result.steps == {"measured": 2, "warmup": 1}

@@ -41,6 +41,7 @@ class Bench:
             "marks": MARKS,
             "parts": (),
             "loss": None if loss is None else torch.tensor(loss),
+            "learning_rate": None,
             "peak_bytes": 1024,
         }
         self.recorder.add(Row(**{**row, **changes}))
@@ -274,7 +275,7 @@ def test_recording_is_told_apart_and_is_in_no_steps_time(now: list[float]) -> No
     sink = SlowSink()
     recorder = Recorder(make_plan_for(warmup_steps=0), FakeComm(), TickClock(), [sink])
     for step in range(2):
-        recorder.add(Row(step, 0, 30, 30, list(MARKS), (), None, 0))
+        recorder.add(Row(step, 0, 30, 30, list(MARKS), (), None, None, 0))
         recorder.flush()
     assert recorder.recording_s == 14.0
     assert [record.step_s for record in sink.records] == [21, 21]

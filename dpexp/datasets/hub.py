@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.errors import ConfigError
-from dpexp.extras import load
+from dpexp.extras import first_line, load
 
 # What `save_to_disk` leaves in a folder: of one split, or of several.
 SAVED = ("state.json", "dataset_dict.json")
@@ -58,7 +58,7 @@ def _library() -> Any:
 
 
 def _refused(path: str, split: str | None, error: Exception) -> ConfigError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = first_line(error)
     if split is not None and "split" in reason.lower():
         return ConfigError("dataset.split", split, reason, fix="dataset.split=<one of them>")
     return ConfigError(

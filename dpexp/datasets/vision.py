@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.errors import ConfigError
-from dpexp.extras import load
+from dpexp.extras import first_line, load
 
 
 def image_folder(path: str, size: int) -> Any:
@@ -47,7 +47,7 @@ def image_folder(path: str, size: int) -> Any:
         raise ConfigError(
             "dataset.path",
             path,
-            f"is not a folder of images: {_first_line(error)}",
+            f"is not a folder of images: {first_line(error)}",
             allowed="a folder with one folder of images per class (cats/1.png, dogs/2.png)",
         ) from error
 
@@ -78,12 +78,11 @@ def cifar10(path: str, train: bool, download: bool) -> Any:
             )
     except (OSError, RuntimeError) as error:
         # torchvision's RuntimeError is "Dataset not found or corrupted" and names its own argument.
-        reason = _first_line(error) if download else "does not hold CIFAR-10, or is damaged"
+        reason = first_line(error) if download else "does not hold CIFAR-10, or is damaged"
         problem = f"the download failed: {reason}" if download else reason
-        fix = f"download it elsewhere and set dataset.path (this is {folder.absolute()})"
-        raise ConfigError(
-            "dataset.path", path, problem, fix=fix if download else "dataset.download=true"
-        ) from error
+        elsewhere = "dataset.path=<a folder that holds cifar-10-batches-py>"
+        fix = elsewhere if download else f"dataset.download=true, or {elsewhere}"
+        raise ConfigError("dataset.path", path, problem, fix=fix) from error
 
 
 @contextmanager
@@ -99,7 +98,3 @@ def one_at_a_time(folder: Path, download: bool) -> Iterator[None]:
     with (folder / ".download.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

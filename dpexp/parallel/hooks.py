@@ -23,7 +23,8 @@ def add_comm_hook(model: TorchDDP, options: ParallelConfig) -> None:
     if hook is CommHook.fp16:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif hook is CommHook.bf16:
-        model.register_comm_hook(None, _as_bf16)
+        # Without annotations: torch compares them, and knows no strings in their place.
+        model.register_comm_hook(None, lambda _state, bucket: _as_bf16(bucket))
     elif hook is CommHook.powersgd:
         state = powerSGD_hook.PowerSGDState(
             process_group=None,
@@ -33,7 +34,7 @@ def add_comm_hook(model: TorchDDP, options: ParallelConfig) -> None:
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-def _as_bf16(_state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def _as_bf16(bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """torch's own hook asks for NCCL and refuses a build without CUDA; this one does not."""
     whole: torch.Tensor = bucket.buffer()
     sent = whole.to(torch.bfloat16).div_(dist.get_world_size())

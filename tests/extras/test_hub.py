@@ -23,6 +23,12 @@ COLUMNS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's progress bars would start a thread that stays."""
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
+
+
 @pytest.fixture
 def one(tmp_path: Path) -> str:
     """A saved dataset without splits."""

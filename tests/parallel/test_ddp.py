@@ -130,16 +130,3 @@ def test_closing_lets_go_of_the_wrapped_model() -> None:
     strategy.wrap(nn.ReLU())
     strategy.close()
     assert not hasattr(strategy, "_model")
-
-
-def test_a_batch_is_placed_on_the_ranks_device() -> None:
-    inputs = Inputs((torch.zeros(2),), {"k": torch.zeros(1), "n": 3}, [torch.zeros(2)])
-    placed = on_rank(0, 2, "meta").place(inputs)
-    assert (placed.args[0].device.type, placed.kwargs["k"].device.type) == ("meta", "meta")
-    assert placed.target[0].device.type == "meta"
-    assert placed.kwargs["n"] == 3
-
-
-def test_on_a_cpu_nothing_is_copied() -> None:
-    inputs = Inputs((torch.zeros(2),), {}, None)
-    assert on_rank(0, 2).place(inputs) is inputs

@@ -29,6 +29,7 @@ COLUMNS = [
     "parallel_apply_s",
     "gather_s",
     "loss",
+    "learning_rate",
     "peak_bytes",
 ]
 
@@ -73,6 +74,7 @@ def test_a_step_without_loss_and_dp_parts_leaves_those_cells_empty(path: Path) -
             "parallel_apply_s": "",
             "gather_s": "",
             "loss": "",
+            "learning_rate": "",
             "peak_bytes": str(64 * 2**20),
             "replica_0_rows": "30",
         }
@@ -88,6 +90,7 @@ def test_a_dp_step_has_its_parts_its_loss_and_the_rows_of_each_device(path: Path
         parallel_apply_s=0.0003,
         gather_s=0.0004,
         loss=6.0,
+        learning_rate=0.1,
         replica_rows=(3, 3, 3, 0),
     )
     sink.write([record])
@@ -95,7 +98,7 @@ def test_a_dp_step_has_its_parts_its_loss_and_the_rows_of_each_device(path: Path
     (row,) = rows_of(path)
     parts = [row[f"{part}_s"] for part in ("scatter", "replicate", "parallel_apply", "gather")]
     assert parts == ["0.0001", "0.0002", "0.0003", "0.0004"]
-    assert (row["loss"], row["warmup"]) == ("6", "0")
+    assert (row["loss"], row["learning_rate"], row["warmup"]) == ("6", "0.1", "0")
     assert [row[f"replica_{i}_rows"] for i in range(4)] == ["3", "3", "3", "0"]
 
 

@@ -1,0 +1,254 @@
+"""One call of the model: what it gives, its FLOPs, and what autograd keeps of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from dpexp.anatomy.data import Figure
+from dpexp.anatomy.specimen import first_line
+from dpexp.batches import Inputs, map_tensors
+from dpexp.errors import ConfigError
+from dpexp.losses import Loss
+from dpexp.precision import autocast
+from dpexp.schema import Precision
+from dpexp.shapes import shape_of, show
+
+# Operators that do arithmetic of the order of a matrix product. Those of them that torch's counter
+# has no formula for would count as 0.
+_HEAVY = re.compile(
+    r"rnn|lstm|gru|mkldnn|attention|transformer|conv|matmul|mm\b|_mm_|mv\b|dot\b|fft|linalg|svd"
+    r"|cholesky|_solve|cdist|bilinear|ctc_loss|einsum|lu_|geqrf|ormqr|inverse"
+)
+NO_HEAVY = "no matrix product, convolution or attention in it; other arithmetic is not counted"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A forward call of one device's rows, and its backward when training.
+
+    Args:
+        arrival: indices of trainable parameters in the order in which their gradients came.
+        problem: why the call failed; "" = it did not. `backward_problem`: loss or backward.
+    """
+
+    output: str = ""
+    loss: str = ""
+    forward: int = 0
+    both: int = 0
+    uncounted: tuple[str, ...] = ()
+    arrival: tuple[int, ...] = ()
+    problem: str = ""
+    backward_problem: str = ""
+
+
+class Caller:
+    """Calls a model as the loop does.
+
+    Args:
+        context: inside it tensors are fake; a null context for real ones.
+        device: that autocast is for.
+        loss_of: None when not training.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        context: Callable[[], AbstractContextManager[Any]],
+        device: torch.device,
+        precision: Precision,
+        loss_of: Loss | None,
+    ) -> None:
+        self._model, self._context, self._loss_of = model, context, loss_of
+        self._device, self._precision = device, precision
+
+    def count(self, inputs: Inputs) -> Counted:
+        """Call it and count.
+
+        Raises:
+            ConfigError: what a run would refuse as well.
+        """
+        seen, counter = _Uncounted(), FlopCounterMode(display=False)
+        output = loss = None
+        problem = backward_problem = ""
+        forward, arrival = 0, []
+        with self._context(), _countable(), self._graded(), _arrivals(self._model) as arrival:
+            # The counter first: it sees an operator, and `seen` what it does not take apart.
+            with seen, counter:
+                try:
+                    with autocast(self._precision, self._device):
+                        output = self._call(inputs)
+                except ConfigError:
+                    raise
+                except Exception as error:  # noqa: BLE001  # the user's code may raise anything
+                    return Counted(problem=reason_of(error))
+                forward = counter.get_total_flops()
+                try:
+                    loss = self._backward(output, inputs)
+                except ConfigError:
+                    raise
+                except Exception as error:  # noqa: BLE001
+                    backward_problem = reason_of(error)
+        self._model.zero_grad(set_to_none=True)
+        return Counted(
+            show(shape_of(output)),
+            "" if loss is None else show(shape_of(loss)),
+            forward,
+            counter.get_total_flops(),
+            tuple(sorted(seen.names)),
+            tuple(arrival),
+            problem,
+            backward_problem,
+        )
+
+    def kept(self, inputs: Inputs) -> Figure:
+        """Bytes that autograd keeps for backward, without parameters, buffers and the batch."""
+        if self._loss_of is None:
+            return Figure(0, "nothing is kept without a backward pass")
+        own = [*self._model.parameters(), *self._model.buffers(), *tensors_in(tuple(inputs))]
+        excluded = {tensor.untyped_storage()._cdata for tensor in own}
+        # The storages are held on to, so that no later one gets the address of an earlier one.
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        try:
+            with (
+                self._context(),
+                self._graded(),
+                hooks,
+                autocast(self._precision, self._device),
+            ):
+                output = self._call(inputs)
+                self._loss_of(output, inputs.target)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            return Figure(None, reason_of(error))
+        total = sum(s.nbytes() for key, s in storages.items() if key not in excluded)
+        return Figure(total, "what autograd keeps of one forward and loss")
+
+    def _call(self, inputs: Inputs) -> Any:
+        return self._model(*inputs.args, **inputs.kwargs)
+
+    def _backward(self, output: Any, inputs: Inputs) -> torch.Tensor | None:
+        if self._loss_of is None:
+            return None
+        with autocast(self._precision, self._device):
+            loss = self._loss_of(output, inputs.target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def _graded(self) -> AbstractContextManager[Any]:
+        return cast(
+            AbstractContextManager[Any], torch.set_grad_enabled(self._loss_of is not None)
+        )
+
+
+class _Uncounted(TorchDispatchMode):
+    """Collects the names of heavy operators without a formula, and of all that are not torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = getattr(func, "overloadpacket", func)
+        if packet not in flop_registry:
+            space, _, name = str(packet).partition(".")
+            foreign = space not in ("aten", "prim", "prims", "profiler", "c10d")
+            if foreign or _HEAVY.search(name):
+                self.names.add(str(packet))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _countable() -> Iterator[None]:
+    """Inside the block torch takes the plain forms of attention and recurrent layers.
+
+    Their fast kernels have no formula: torch's counter gives 0 for them. The result's sizes and
+    the arithmetic are the same.
+    """
+    mkldnn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
+    before = mkldnn.enabled, cudnn.enabled, torch.backends.mha.get_fastpath_enabled()
+    mkldnn.enabled, cudnn.enabled = False, False
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        mkldnn.enabled, cudnn.enabled = before[0], before[1]
+        torch.backends.mha.set_fastpath_enabled(before[2])
+
+
+@contextmanager
+def _arrivals(model: nn.Module) -> Iterator[list[int]]:
+    """The indices of trainable parameters, as their gradients come."""
+    order: list[int] = []
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
+        for index, parameter in enumerate(trained)
+    ]
+    try:
+        yield order
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def real() -> AbstractContextManager[Any]:
+    """The context of real tensors."""
+    return nullcontext()
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested containers."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, value)
+    return found
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a call failed, on one line."""
+    kind = type(error).__name__
+    if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
+        return f"it depends on the values of tensors ({first_line(error)}), and there are none here"
+    return f"{kind}: {first_line(error)}"
+
+
+def add_up(pairs: list[tuple[Counted, int]], *, both: bool) -> Figure:
+    """The FLOPs of a step from those of its devices.
+
+    Args:
+        pairs: a device's call, and how many devices make an equal one.
+        both: forward and backward, else forward only.
+    """
+    problem = next((c.problem or (both and c.backward_problem) for c, _ in pairs if c), "")
+    if problem:
+        return Figure(None, str(problem))
+    total = sum((c.both if both else c.forward) * times for c, times in pairs)
+    left_out = sorted({name for counted, _ in pairs for name in counted.uncounted})
+    if left_out and not total:
+        return Figure(None, f"torch has no formula for {', '.join(left_out)}")
+    if left_out:
+        return Figure(total, f"not counted: {', '.join(left_out)}", at_least=True)
+    return Figure(total, "" if total else NO_HEAVY)
