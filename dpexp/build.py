@@ -43,12 +43,13 @@ def build(key: str, node: dict[str, Any], *, partial: bool = False) -> Any:
             raise cause from None
         if cause is None or "Error locating target" in str(error):
             reason = " ".join(str(cause or error).split())
-            reason = _not_found(target) or explain_broken(target, cause or error) or reason
+            broken = explain_broken(target, cause or error)
+            fix = "check the spelling; modules are searched in the folder where dpexp is started"
             raise ConfigError(
                 f"{key}._target_",
                 target,
-                f"cannot be imported: {reason}",
-                fix="check the spelling; modules are searched in the folder where dpexp is started",
+                f"cannot be imported: {broken or _not_found(target) or reason}",
+                fix=fix if broken is None else "the release of it that is made for this torch",
             ) from error
         raise explain_call(key, target, cause) from cause
 

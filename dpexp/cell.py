@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from dpexp.check import check
 from dpexp.config import to_plain
 from dpexp.console import leave_quietly
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
+from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 
@@ -53,33 +56,68 @@ def run_cell(
             server.start(several_ranks=several or in_sweep)
         # Only now is torch imported: a mistake in the config is told without waiting for it.
         from dpexp.device import describe_environment, gather_facts
-        from dpexp.plan import make_plan
 
         facts = gather_facts()
         environment = describe_environment(facts)
-        plan = make_plan(config, facts)
+        with _interrupts_recorded(folder):
+            plan, search = _plan(config, facts, environment, user_dir)
+            result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if not in_sweep:
             raise
         return refused(config, environment, error, folder)
+    except _SearchFailedError as ended:
+        result, search = ended.result, None
+    if result is not None:
+        _raise_if_refused(result, in_sweep)
+        if result.status == "ok":
+            announce([note for note in result.notes if note not in plan.notes])
+        result = replace(result, batch_search=search)
+        result.write(folder / "run.json")
+    return result
+
+
+def _plan(
+    config: Config, facts: HardwareFacts, environment: dict[str, Any], user_dir: Path
+) -> tuple[RunPlan, dict[str, Any] | None]:
+    """The plan, and the record of the search if the batch size had to be searched for."""
+    if config.batch_size != "auto":
+        return make_plan(config, facts), None
+    from dpexp.batch_search import find_batch_size
+
+    found = find_batch_size(config, facts, user_dir)
+    if found.failure is not None:
+        raise _SearchFailedError(replace(found.failure, environment=environment))
+    return found.plan, found.record
+
+
+def _run(
+    plan: RunPlan, environment: dict[str, Any], folder: Path, user_dir: Path
+) -> RunResult | None:
+    """All ranks to their end, in processes of their own or as one of torchrun's."""
     from dpexp.tutorial import greeting
     from dpexp.worker import RankJob
 
+    outer = env.outer_launcher()
     announce(plan.notes)
-    if config.shapes.print and (outer is None or outer.rank == 0):
+    if plan.config.shapes.print and (outer is None or outer.rank == 0):
         print(greeting(plan), flush=True)
     job = RankJob(plan, environment, folder)
     if outer is not None:
         from dpexp.join import join
 
-        result = join(job, outer)
-    else:
-        result = _launch(job, user_dir, folder)
-    if result is not None:
-        _raise_if_refused(result, in_sweep)
-        announce([note for note in result.notes if note not in plan.notes])
-        result.write(folder / "run.json")
-    return result
+        return join(job, outer)
+    from dpexp.launch import launch
+
+    return launch(job, user_dir)
+
+
+class _SearchFailedError(Exception):
+    """A try of the batch size failed for a reason that is not the batch size."""
+
+    def __init__(self, result: RunResult) -> None:
+        self.result = result
+        super().__init__(result.status)
 
 
 def _raise_if_refused(result: RunResult, in_sweep: bool) -> None:
@@ -167,14 +205,20 @@ def announce(notes: Any) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def _launch(job: Any, user_dir: Path, folder: Path) -> RunResult:
-    from dpexp.launch import LaunchInterruptedError, launch
+@contextmanager
+def _interrupts_recorded(folder: Path) -> Iterator[None]:
+    """Around all that starts ranks: a signal that ends them is written down.
+
+    Raises:
+        InterruptedRunError: it came.
+    """
+    from dpexp.launch import LaunchInterruptedError
 
     if signal.getsignal(signal.SIGINT) is leave_quietly:
         # From here on there is something to keep.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return launch(job, user_dir)
+        yield
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
         result = replace(stop.result, notes=[*stop.result.notes, "see steps.rank*.csv"])

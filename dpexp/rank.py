@@ -25,6 +25,7 @@ from dpexp.files import write_whole
 from dpexp.lifeline import GRACE_S, Interrupted, Lifeline, stop_listening
 from dpexp.logs import close_log, open_log
 from dpexp.loop import Progress
+from dpexp.memory_limit import MemoryLimit
 from dpexp.records import ErrorRecord, RankResult, RunResult
 from dpexp.worker import RankJob, run_rank
 
@@ -126,6 +127,8 @@ def guarded(job: RankJob, rank: int, keep: Keep) -> RunResult | None:
     """
     handlers = open_log(job.folder, f"rank={rank}", logging.INFO if rank == 0 else logging.WARNING)
     progress = Progress()
+    if job.memory_limit_bytes is not None:
+        MemoryLimit(job.memory_limit_bytes, rank, lambda error: keep(error, None)).start()
     try:
         result = run_rank(job, rank, progress)
     except BaseException as error:  # noqa: BLE001  # sys.exit in user code is a failure too

@@ -153,7 +153,7 @@ class ParallelConfig:
     powersgd_start: int | None = doc("ddp: steps before powersgd begins to compress; 2 or more")
     zero: bool | None = doc("ddp: each rank keeps a part of the optimizer's state (ZeRO)")
     wrap: Any | None = doc(
-        "fsdp: what is sharded as a unit: blocks (entries of a ModuleList), model (one unit), "
+        "fsdp: what is sharded as a unit: blocks (what the model repeats), model (one unit), "
         "class names in a list, or modules of at least so many parameters"
     )
     reshard_after_forward: bool | None = doc("fsdp: free gathered parameters until backward")

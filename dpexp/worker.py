@@ -26,7 +26,7 @@ from dpexp.loop import Progress, Work, run_steps
 from dpexp.losses import make_loss
 from dpexp.metrics import Scoring, make_scoring
 from dpexp.optimizers import build_lr_scheduler, build_optimizer
-from dpexp.parallel import Context, make_strategy
+from dpexp.parallel import Context, Strategy, make_strategy
 from dpexp.plan import RunPlan
 from dpexp.precision import autocast, make_scaler, set_float32
 from dpexp.prepare import compile_model, prepare_model
@@ -53,6 +53,7 @@ class RankJob:
     plan: RunPlan
     environment: dict[str, Any]  # of the run's record, not of the process
     folder: Path
+    memory_limit_bytes: int | None = None  # of this process; only in a try of the batch size
 
 
 def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
@@ -133,16 +134,28 @@ def _measure(
             run_steps(transfer.ahead(feed.batches), work)
         del work  # it holds the DDP object; see run_rank
     progress.phase = "finish"
+    return _finished(job, strategy, model, report(), facts, training, scoring)
+
+
+def _finished(
+    job: RankJob,
+    strategy: Strategy,
+    model: torch.nn.Module,
+    done: RankResult,
+    facts: dict[str, Any],
+    training: Training | None,
+    scoring: Scoring | None,
+) -> RankResult:
+    """What there is to say after the last step. All ranks meet here."""
     metric = None if scoring is None else scoring.result()
     state = strategy.state_dict(model)
-    if rank == 0:
+    if done.rank == 0:
         facts["final_sha256"] = fingerprint(state)
-        if config.save_weights:
+        if job.plan.config.save_weights:
             save_weights(state, job.folder / "weights.pt")
     strategy.close()
-    done = report()
     late = () if training is None else training.notes()
-    return replace(done, metric=metric, notes=(*done.notes, *late))
+    return replace(done, metric=metric, notes=(*done.notes, *late), model=facts)
 
 
 @contextmanager

@@ -24,12 +24,12 @@ REFUSED: list[tuple[tuple[str, ...], str, str, tuple[str, ...]]] = [
     # an unknown option of a group
     (("dataset=randm",), "dataset", "'randm'", ("digits", "Try: dataset=random")),
     (("model=linaer",), "model", "'linaer'", ("mlp", "Try: model=linear")),
-    (("parallel=dpp",), "parallel", "'dpp'", ("ddp, dp, none",)),
+    (("parallel=dpp",), "parallel", "'dpp'", ("ddp, dp, fsdp, none",)),
     (("optimizer=sdg",), "optimizer", "'sdg'", ("adamw", "Try: optimizer=sgd")),
     (("+experiment=tutoral",), "experiment", "'tutoral'", ("Try: +experiment=tutorial",)),
-    (("parallel=null",), "parallel", "null", ("ddp, dp, none",)),
-    (("parallel=",), "parallel", "", ("ddp, dp, none",)),
-    (("~parallel",), "parallel", "~parallel", ("ddp, dp, none",)),
+    (("parallel=null",), "parallel", "null", ("ddp, dp, fsdp, none",)),
+    (("parallel=",), "parallel", "", ("ddp, dp, fsdp, none",)),
+    (("~parallel",), "parallel", "~parallel", ("ddp, dp, fsdp, none",)),
     (("model=null",), "model", "null", ("linear",)),
     # a misspelt key
     (("foo=1",), "foo", "1", ("+foo",)),
@@ -162,7 +162,7 @@ FAILED: list[tuple[tuple[str, ...], str, str, tuple[str, ...]]] = [
     # a dataset that is empty or has no length
     (("dataset.rows=0",), "dataset", "", ("empty", "0 rows")),
     (("dataset.rows=-1",), "dataset.rows", "-1", ("0 or more",)),
-    ((DATASET, "dataset._target_=usercode.Unsized"), "dataset", "'Unsized'", ("no length",)),
+    ((DATASET, "dataset._target_=usercode.Unsized"), "dataset", "'Unsized'", ("neither __len__",)),
     # nothing left to do
     (("dataset.rows=20", "drop_last=true"), "drop_last", "true", ("20", "30")),
     # parts that do not fit each other
@@ -337,9 +337,9 @@ def test_a_quoted_path_may_have_commas_spaces_and_equals_signs(workdir: Path) ->
 
 
 CLI_REFUSED = [
-    (("parallel=dpp",), ("parallel", "dpp", "ddp, dp, none")),
-    (("parallel=null",), ("parallel", "null", "ddp, dp, none")),
-    (("~parallel",), ("parallel", "ddp, dp, none")),
+    (("parallel=dpp",), ("parallel", "dpp", "ddp, dp, fsdp, none")),
+    (("parallel=null",), ("parallel", "null", "ddp, dp, fsdp, none")),
+    (("~parallel",), ("parallel", "ddp, dp, fsdp, none")),
     (("foo=1",), ("foo", "+foo")),
     (("+seed=3",), ("seed=3",)),
     (("=3",), ("3",)),

@@ -144,7 +144,7 @@ def test_tab_completion_works_as_described(tmp_path: Path) -> None:
     """
     for typed, offered in (
         ("par", ["parallel.", "parallel="]),
-        ("parallel=", ["parallel=ddp", "parallel=dp", "parallel=none"]),
+        ("parallel=", ["parallel=ddp", "parallel=dp", "parallel=fsdp", "parallel=none"]),
         ("dataset.pa", ["dataset.path="]),
     ):
         ended = subprocess.run(

@@ -71,20 +71,32 @@ LAYERS: dict[int, list[str]] = {
         "sinks.csv",
         "sinks.tensorboard",
     ],
-    4: ["recorder", "training", "loop", "tutorial", "worker", "failures", "lifeline", "rank"],
+    4: [
+        "recorder",
+        "training",
+        "loop",
+        "tutorial",
+        "worker",
+        "failures",
+        "lifeline",
+        "memory_limit",
+        "rank",
+    ],
     5: [
         "launch",
+        "batch_search",
         "join",
         "compose",
         "cell",
         "console",
         "sweep",
         "report",
+        "report.anatomy",
         "report.build",
         "report.scaling",
         "report.tables",
     ],
-    6: ["api", "__main__", ""],  # "" is the package itself, the face that users import
+    6: ["api", "inspect", "__main__", ""],  # "" is the package itself, the face that users import
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 # What runs before torch is wanted: the data layers, and all that a refusal or --help needs.

@@ -52,7 +52,7 @@ KEYS = {
     "memory",
     "loss",
 }
-OWN_KEYS = {"timing_rank", "model", "ranks", "notes"}
+OWN_KEYS = {"timing_rank", "model", "ranks", "notes", "metric", "batch_search"}
 
 
 @pytest.fixture(scope="module")
@@ -452,7 +452,8 @@ def test_the_event_file_has_the_tags_of_the_contract(trained: dpexp.Run) -> None
     parts = DP_PARTS if trained.result.parallel == "dp" else ()
     replicas = range(trained.result.num_devices)
     expected = {f"time/{phase}_ms" for phase in ("step", *PHASES, *parts)}
-    expected |= {"throughput/samples_per_s", "memory/peak_mib", "loss/train"}
+    expected |= {"throughput/samples_per_s", "memory/peak_mib"}
+    expected |= {"loss/train", "optimizer/learning_rate"}
     expected |= {"shape/global_rows", *(f"shape/replica_{i}_rows" for i in replicas)}
     assert {tag for tag in tags if not tag.startswith("summary/")} == expected
 
@@ -469,6 +470,8 @@ def test_the_event_file_says_the_same_as_the_csv(trained: dpexp.Run) -> None:
     rate = [int(row["global_rows"]) / float(row["step_s"]) for row in rows]
     assert scalars("throughput/samples_per_s") == pytest.approx(rate, rel=1e-6)
     assert scalars("loss/train") == pytest.approx([float(row["loss"]) for row in rows], rel=1e-6)
+    assert scalars("optimizer/learning_rate") == pytest.approx([0.01] * 10)
+    assert [row["learning_rate"] for row in rows] == ["0.01"] * 10
     assert scalars("shape/global_rows") == [30.0] * 10
     each = 30 / trained.result.num_devices
     assert scalars("shape/replica_0_rows") == [each] * 10

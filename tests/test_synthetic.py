@@ -114,11 +114,35 @@ def test_a_row_that_is_not_there_is_an_index_error(
 
 
 @both
-def test_a_data_loader_takes_it(make: Any, arguments: dict[str, int]) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_takes_it(make: Any, arguments: dict[str, int], workers: int) -> None:
     dataset = make(**{**arguments, "rows": 5})
-    loader: DataLoader[Any] = DataLoader(dataset, batch_size=2, collate_fn=dataset.collate_fn)
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=2, num_workers=workers, collate_fn=dataset.collate_fn
+    )
     got = [torch.cat(columns) for columns in zip(*loader, strict=True)]
     assert same(got, dataset.__getitems__(range(5)))
+
+
+def are_shared(batch: Any) -> list[bool]:
+    return [column.is_shared() for column in batch]
+
+
+@both
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_process_makes_batches_where_its_rank_can_read_them(
+    make: Any, arguments: dict[str, int], workers: int
+) -> None:
+    dataset = make(**{**arguments, "rows": 5})
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=5, num_workers=workers, collate_fn=are_shared
+    )
+    assert list(loader) == [[workers > 0, workers > 0]]
+
+
+@both
+def test_no_rows_make_an_empty_batch(make: Any, arguments: dict[str, int]) -> None:
+    assert [len(column) for column in make(**arguments).__getitems__([])] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,9 @@ def _fetch(dataset: Any, plan: RunPlan, batch: GlobalBatch) -> Cut:
     split = make_split(plan.config.batch, plan.config.forward_kwargs)
     rows, devices = len(batch.indices), plan.num_devices
     if plan.num_processes == 1:
-        return _of_one_process(split(_read(dataset, batch, lambda own: own)), batch.step, rows, plan)
+        return _of_one_process(
+            split(_read(dataset, batch, lambda own: own)), batch.step, rows, plan
+        )
     own = (
         _read(dataset, batch, partial(_chunk, device=device, devices=devices))
         for device, size in enumerate(chunk_sizes(rows, devices))

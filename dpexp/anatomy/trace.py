@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -24,10 +24,11 @@ from dpexp.schema import Precision
 from dpexp.shapes import shape_of, show
 
 # Operators that do arithmetic of the order of a matrix product. Those of them that torch's counter
-# has no formula for would count as 0.
+# has no formula for would count as 0. The fused cells' own products are counted apart from them.
 _HEAVY = re.compile(
-    r"rnn|lstm|gru|mkldnn|attention|transformer|conv|matmul|mm\b|_mm_|mv\b|dot\b|fft|linalg|svd"
-    r"|cholesky|_solve|cdist|bilinear|ctc_loss|einsum|lu_|geqrf|ormqr|inverse"
+    r"(?<!_thnn_fused_)(?:rnn|lstm|gru)(?:_|$)|mkldnn|attention|transformer|convolution|conv\dd"
+    r"|matmul|mm$|_mm_|mv$|dot$|^_fft_|linalg_(?!vector_norm|cross|diagonal|_powsum)|svd|cholesky"
+    r"|_solve|cdist|^_trilinear|ctc_loss|^lu_|geqrf|ormqr|^inverse"
 )
 NO_HEAVY = "no matrix product, convolution or attention in it; other arithmetic is not counted"
 
@@ -45,7 +46,8 @@ class Counted:
     loss: str = ""
     forward: int = 0
     both: int = 0
-    uncounted: tuple[str, ...] = ()
+    uncounted_forward: tuple[str, ...] = ()
+    uncounted_both: tuple[str, ...] = ()
     arrival: tuple[int, ...] = ()
     problem: str = ""
     backward_problem: str = ""
@@ -55,7 +57,7 @@ class Caller:
     """Calls a model as the loop does.
 
     Args:
-        context: inside it tensors are fake; a null context for real ones.
+        context: inside it tensors are fake; a null context for real ones. Entered repeatedly.
         device: that autocast is for.
         loss_of: None when not training.
     """
@@ -63,7 +65,7 @@ class Caller:
     def __init__(
         self,
         model: nn.Module,
-        context: Callable[[], AbstractContextManager[Any]],
+        context: AbstractContextManager[Any],
         device: torch.device,
         precision: Precision,
         loss_of: Loss | None,
@@ -78,36 +80,39 @@ class Caller:
             ConfigError: what a run would refuse as well.
         """
         seen, counter = _Uncounted(), FlopCounterMode(display=False)
-        output = loss = None
-        problem = backward_problem = ""
-        forward, arrival = 0, []
-        with self._context(), _countable(), self._graded(), _arrivals(self._model) as arrival:
-            # The counter first: it sees an operator, and `seen` what it does not take apart.
-            with seen, counter:
-                try:
-                    with autocast(self._precision, self._device):
-                        output = self._call(inputs)
-                except ConfigError:
-                    raise
-                except Exception as error:  # noqa: BLE001  # the user's code may raise anything
-                    return Counted(problem=reason_of(error))
-                forward = counter.get_total_flops()
-                try:
-                    loss = self._backward(output, inputs)
-                except ConfigError:
-                    raise
-                except Exception as error:  # noqa: BLE001
-                    backward_problem = reason_of(error)
+        counted = Counted()
+        # The counter comes first: it sees an operator, and `seen` what it does not take apart.
+        with (
+            self._context,
+            _countable(),
+            self._graded(),
+            _arrivals(self._model) as arrival,
+            seen,
+            counter,
+        ):
+            try:
+                with autocast(self._precision, self._device):
+                    output = self._call(inputs)
+                flops, left_out = counter.get_total_flops(), tuple(sorted(seen.names))
+                counted = Counted(show(shape_of(output)), "", flops, flops, left_out, left_out)
+                loss = self._backward(output, inputs)
+            except ConfigError:
+                raise
+            except Exception as error:  # noqa: BLE001  # the user's code may raise anything
+                reason, loss = reason_of(error), None
+                called = bool(counted.output)
+                counted = (
+                    replace(counted, backward_problem=reason) if called else Counted(problem=reason)
+                )
         self._model.zero_grad(set_to_none=True)
-        return Counted(
-            show(shape_of(output)),
-            "" if loss is None else show(shape_of(loss)),
-            forward,
-            counter.get_total_flops(),
-            tuple(sorted(seen.names)),
-            tuple(arrival),
-            problem,
-            backward_problem,
+        if loss is None:
+            return counted
+        return replace(
+            counted,
+            loss=show(shape_of(loss)),
+            both=counter.get_total_flops(),
+            uncounted_both=tuple(sorted(seen.names)),
+            arrival=tuple(arrival),
         )
 
     def kept(self, inputs: Inputs) -> Figure:
@@ -127,7 +132,7 @@ class Caller:
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
         try:
             with (
-                self._context(),
+                self._context,
                 self._graded(),
                 hooks,
                 autocast(self._precision, self._device),
@@ -139,7 +144,9 @@ class Caller:
         except Exception as error:  # noqa: BLE001
             return Figure(None, reason_of(error))
         total = sum(s.nbytes() for key, s in storages.items() if key not in excluded)
-        return Figure(total, "what autograd keeps of one forward and loss")
+        casts = self._precision in (Precision.bf16, Precision.fp16)
+        note = ", with autocast's copies of weights" if casts else ""
+        return Figure(total, f"what autograd keeps of one forward and loss{note}")
 
     def _call(self, inputs: Inputs) -> Any:
         return self._model(*inputs.args, **inputs.kwargs)
@@ -153,16 +160,14 @@ class Caller:
         return loss
 
     def _graded(self) -> AbstractContextManager[Any]:
-        return cast(
-            AbstractContextManager[Any], torch.set_grad_enabled(self._loss_of is not None)
-        )
+        return cast(AbstractContextManager[Any], torch.set_grad_enabled(self._loss_of is not None))
 
 
-class _Uncounted(TorchDispatchMode):
+class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the names of heavy operators without a formula, and of all that are not torch's."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -182,7 +187,8 @@ def _countable() -> Iterator[None]:
     Their fast kernels have no formula: torch's counter gives 0 for them. The result's sizes and
     the arithmetic are the same.
     """
-    mkldnn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
+    mkldnn: Any = torch.backends.mkldnn  # its attributes are typed as descriptors
+    cudnn: Any = torch.backends.cudnn
     before = mkldnn.enabled, cudnn.enabled, torch.backends.mha.get_fastpath_enabled()
     mkldnn.enabled, cudnn.enabled = False, False
     torch.backends.mha.set_fastpath_enabled(False)
@@ -199,20 +205,19 @@ def _arrivals(model: nn.Module) -> Iterator[list[int]]:
     """The indices of trainable parameters, as their gradients come."""
     order: list[int] = []
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    handles = [
-        parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
-        for index, parameter in enumerate(trained)
-    ]
+    handles = []
+    for index, parameter in enumerate(trained):
+
+        def note(_: torch.Tensor, index: int = index) -> None:
+            order.append(index)
+
+        hook: Any = parameter.register_post_accumulate_grad_hook
+        handles.append(hook(note))
     try:
         yield order
     finally:
         for handle in handles:
             handle.remove()
-
-
-def real() -> AbstractContextManager[Any]:
-    """The context of real tensors."""
-    return nullcontext()
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -235,18 +240,19 @@ def reason_of(error: BaseException) -> str:
     return f"{kind}: {first_line(error)}"
 
 
-def add_up(pairs: list[tuple[Counted, int]], *, both: bool) -> Figure:
+def add_up(devices: list[Counted], *, both: bool) -> Figure:
     """The FLOPs of a step from those of its devices.
 
     Args:
-        pairs: a device's call, and how many devices make an equal one.
         both: forward and backward, else forward only.
     """
-    problem = next((c.problem or (both and c.backward_problem) for c, _ in pairs if c), "")
-    if problem:
-        return Figure(None, str(problem))
-    total = sum((c.both if both else c.forward) * times for c, times in pairs)
-    left_out = sorted({name for counted, _ in pairs for name in counted.uncounted})
+    for counted in devices:
+        problem = counted.problem or (counted.backward_problem if both else "")
+        if problem:
+            return Figure(None, problem)
+    total = sum(counted.both if both else counted.forward for counted in devices)
+    names = [c.uncounted_both if both else c.uncounted_forward for c in devices]
+    left_out = sorted({name for each in names for name in each})
     if left_out and not total:
         return Figure(None, f"torch has no formula for {', '.join(left_out)}")
     if left_out:

@@ -26,8 +26,9 @@ def exchanges(
 
     An all-reduce of M bytes over n devices makes each send 2 (n-1)/n M on a ring, a gather or a
     reduce-scatter (n-1)/n M (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-    clusters of workstations", 2009). That FSDP costs two gathers and one reduce-scatter: Rajbhandari
-    et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, section 7.
+    clusters of workstations", 2009). That FSDP costs two gathers and one reduce-scatter:
+    Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+    2020, section 7.
     """
     if plan.num_devices == 1 or plan.strategy is StrategyName.none:
         return ()
@@ -51,23 +52,26 @@ def ddp_buckets(model: nn.Module, plan: RunPlan, arrival: Sequence[int]) -> Buck
     """
     options = plan.config.parallel
     pairs = _reduced(model)
-    tensors = [parameter for _, parameter in pairs]
+    tensors: list[torch.Tensor] = [parameter for _, parameter in pairs]
     sparse = [
         isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse for module, _ in pairs
     ]
+    assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
     cap = int((options.bucket_cap_mb or 0) * MIB)
     rebuilt = bool(options.static_graph) or not options.find_unused_parameters
     limit = sys.maxsize if rebuilt else cap
-    indices, _ = dist._compute_bucket_assignment_by_size(tensors, [limit], sparse)
+    indices, _ = assign(tensors, [limit], sparse)
     first = _buckets(list(reversed(indices)), tensors)
     if not rebuilt:
         return Buckets(first, first, "from the last parameter to the first")
     known = len(arrival) == len(tensors)
     order = list(arrival) if known else list(reversed(range(len(tensors))))
-    indices, _ = dist._compute_bucket_assignment_by_size(
-        [tensors[i] for i in order], [cap], [sparse[i] for i in order], order
+    indices, _ = assign([tensors[i] for i in order], [cap], [sparse[i] for i in order], order)
+    where = (
+        "in which this model's gradients come"
+        if known
+        else "from the last parameter to the first, as assumed"
     )
-    where = "in which this model's gradients come" if known else "assumed: from last to first"
     return Buckets(first, _buckets(indices, tensors), where)
 
 
@@ -189,9 +193,8 @@ def _powersgd_bytes(model: nn.Module, rank: int) -> int:
         rows = parameter.shape[0] if parameter.dim() else 1
         columns = parameter.numel() // rows
         thin = min(rows, columns, rank)
-        # torch decides by the rank that was asked for, and sends factors of at most the matrix's.
-        pays = (rows + columns) * rank * _LEAST_GAIN < rows * columns
-        numbers = (rows + columns) * thin if pays else rows * columns
+        factors = (rows + columns) * thin
+        numbers = factors if factors * _LEAST_GAIN < rows * columns else rows * columns
         total += numbers * parameter.element_size()
     return total
 
@@ -208,5 +211,5 @@ def _reduced(model: nn.Module) -> list[tuple[nn.Module, nn.Parameter]]:
     return pairs
 
 
-def _buckets(indices: Sequence[Sequence[int]], tensors: list[nn.Parameter]) -> tuple[Bucket, ...]:
+def _buckets(indices: Sequence[Sequence[int]], tensors: list[torch.Tensor]) -> tuple[Bucket, ...]:
     return tuple(Bucket(len(own), sum(tensors[i].nbytes for i in own)) for own in indices)

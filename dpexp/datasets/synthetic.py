@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, final
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from numpy.random import PCG64, SeedSequence
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from dpexp.errors import ConfigError
 
@@ -64,9 +65,9 @@ class _Images(_Generated):
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Images [len(indices), channels, height, width] and classes [len(indices)]."""
-        size = int(np.prod(self._shape))
-        pixels = torch.empty(len(indices), *self._shape)
-        classes = torch.empty(len(indices), dtype=torch.int64)
+        size = math.prod(self._shape)
+        pixels = _room((len(indices), *self._shape), torch.float32)
+        classes = _room((len(indices),), torch.int64)
         flat, labels = pixels.view(len(indices), size).numpy(), classes.numpy()
         for place, index in enumerate(indices):
             words = self._words(index, 1 + -(-size // PIXELS_PER_WORD))
@@ -87,8 +88,8 @@ class _Tokens(_Generated):
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and the tokens after them, both [len(indices), length]."""
-        inputs = torch.empty(len(indices), self._length, dtype=torch.int64)
-        targets = torch.empty_like(inputs)
+        inputs = _room((len(indices), self._length), torch.int64)
+        targets = _room((len(indices), self._length), torch.int64)
         before, after = inputs.numpy(), targets.numpy()
         for place, index in enumerate(indices):
             row = self._words(index, self._length + 1) % self._vocabulary
@@ -132,6 +133,18 @@ def tokens(rows: int, length: int, vocabulary: int, seed: int) -> Dataset[Any]:
     _refuse_small(rows=rows, length=length, vocabulary=vocabulary)
     _refuse_seed(seed)
     return _Tokens(rows, length, vocabulary, seed)
+
+
+def _room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor; in a loader process, in the memory that it shares with its rank.
+
+    As torch's own collation does: what lies elsewhere is copied there before it is sent.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0 or get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 def _refuse_small(**arguments: int) -> None:

@@ -74,9 +74,8 @@ def units(model: nn.Module, wrap: Any) -> list[nn.Module]:
     """The submodules that are sharded as units of their own, inner ones first.
 
     Args:
-        wrap: ``parallel.wrap``. blocks: the entries of every ModuleList; model: none; a list:
-            modules of these classes; a number: every smallest module with at least so many
-            parameters.
+        wrap: ``parallel.wrap``. blocks: what a model repeats; model: none; a list: modules of
+            these classes; a number: every smallest module with at least so many parameters.
 
     Raises:
         ConfigError: a named class is not in the model.
@@ -85,7 +84,7 @@ def units(model: nn.Module, wrap: Any) -> list[nn.Module]:
     if wrap == "model":
         return []
     if wrap == "blocks":
-        chosen = [m for each in model.modules() if isinstance(each, nn.ModuleList) for m in each]
+        chosen = [block for module in model.modules() for block in _blocks(module)]
     elif isinstance(wrap, int):
         chosen = [m for m in modules if _parameters(m) >= wrap and not _divisible(m, wrap)]
     else:
@@ -100,6 +99,14 @@ def units(model: nn.Module, wrap: Any) -> list[nn.Module]:
             )
     inner_first = [module for module in reversed(modules) if any(module is m for m in chosen)]
     return [m for m in inner_first if not isinstance(m, (nn.ModuleList, nn.ModuleDict))]
+
+
+def _blocks(container: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a list of modules: those with parts of their own and a like beside."""
+    if not isinstance(container, (nn.ModuleList, nn.Sequential)):
+        return []
+    kinds = [type(entry) for entry in container]
+    return [m for m in container if any(m.children()) and kinds.count(type(m)) > 1]
 
 
 def _parameters(module: nn.Module) -> int:

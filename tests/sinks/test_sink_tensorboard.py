@@ -91,6 +91,7 @@ def test_a_dp_training_step_also_has_its_parts_its_loss_and_each_devices_rows(
         0,
         global_rows=9,
         loss=6.0,
+        learning_rate=0.25,
         scatter_s=0.001,
         replicate_s=0.002,
         parallel_apply_s=0.003,
@@ -99,6 +100,7 @@ def test_a_dp_training_step_also_has_its_parts_its_loss_and_each_devices_rows(
     )
     sink.write([record])
     assert scalars(tmp_path, "loss/train") == [(0, 6.0)]
+    assert scalars(tmp_path, "optimizer/learning_rate") == [(0, 0.25)]
     assert scalars(tmp_path, "time/parallel_apply_ms") == [(0, pytest.approx(3.0))]
     assert scalars(tmp_path, "time/gather_ms") == [(0, pytest.approx(4.0))]
     rows = [scalars(tmp_path, f"shape/replica_{replica}_rows") for replica in range(4)]
@@ -195,6 +197,18 @@ def test_the_summary_has_the_figures_of_the_measured_steps(
     sink.finish(assemble(make_plan_for(), {}, [rank]), [])
     assert scalars(tmp_path, "summary/samples_per_s") == [(0, pytest.approx(140.0))]
     assert scalars(tmp_path, "summary/step_p50_ms") == [(0, pytest.approx(125.0))]
+
+
+def test_the_metric_of_an_evaluation_is_a_scalar_of_the_run_under_its_name(
+    sink: TensorBoardSink, tmp_path: Path
+) -> None:
+    metric = {"name": "accuracy", "value": 0.75, "samples": 100}
+    sink.write([make_record(0)])
+    sink.finish(make_run_result(metric=metric), [])
+    assert scalars(tmp_path, "metric/accuracy") == [(0, 0.75)]
+    content = read(tmp_path).SummaryMetadata(EXPERIMENT_TAG).plugin_data.content
+    metrics = {info.name.tag for info in parse_experiment_plugin_data(content).metric_infos}
+    assert "metric/accuracy" in metrics
 
 
 def test_a_run_without_measured_steps_has_no_metrics_and_still_its_hparams(
