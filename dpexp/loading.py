@@ -28,13 +28,14 @@ def fetch_here(dataset: Any, schedule: Schedule, choose: Choose) -> Batches:
     """
     collate = collate_of(dataset)
     many = getattr(dataset, "__getitems__", None)
-    arrays = takes_arrays(dataset)
+    if many is not None and takes_arrays(dataset):
+        for batch in schedule:
+            yield batch, collate(many(choose(batch.indices)))
+        return
     for batch in schedule:
         rows = choose(batch.indices)
         if many is None:
             yield batch, collate([dataset[index] for index in rows.tolist()])
-        elif arrays:
-            yield batch, collate(many(rows))
         else:
             items = many(rows.tolist())
             if isinstance(items, list) and len(items) != len(rows):

@@ -58,15 +58,16 @@ class Schedule:
         return total if self.steps is None else min(total, self.steps)
 
     def __iter__(self) -> Iterator[GlobalBatch]:
-        total, per_epoch = len(self), self.batches_per_epoch()
-        epoch, order = -1, np.empty(0, dtype=np.int64)
+        total, per_epoch, rows = len(self), self.batches_per_epoch(), self.batch_rows
         orders = EpochOrders(self.num_rows, self.seed, self.shuffle)
-        for step in range(total):
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                order = orders.of(epoch)
-            start = (step % per_epoch) * self.batch_rows
-            yield GlobalBatch(step, epoch, order[start : start + self.batch_rows])
+        for first in range(0, total, max(per_epoch, 1)):
+            epoch = first // per_epoch
+            order = orders.of(epoch)
+            start = 0
+            for step in range(first, min(first + per_epoch, total)):
+                end = start + rows
+                yield GlobalBatch(step, epoch, order[start:end])
+                start = end
 
 
 @final

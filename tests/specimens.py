@@ -77,6 +77,25 @@ class Branching(nn.Module):
         return self.layer(rows) if rows.sum() > 0 else self.layer(-rows)
 
 
+class Detached(nn.Module):
+    """Its output has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows).detach()
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(nn.Linear(5, 2))
+
+
+def traced() -> nn.Module:
+    return torch.jit.trace(nn.Linear(5, 2), torch.zeros(3, 5))
+
+
 class Careless(nn.Module):
     """Makes tensors on the default device, and keeps one in a plain attribute."""
 

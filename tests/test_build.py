@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp.build import UserCodeError, build, build_model, hidden_modules
+from dpexp.build import UserCodeError, build, build_callable, build_model, hidden_modules
 from dpexp.datasets import Rows
 from dpexp.errors import ConfigError
 
@@ -175,3 +175,48 @@ def test_a_model_that_hides_nothing_is_not_warned_about() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build_model(node("Net", hidden=3), CPU)
+
+
+def distance(output: Any, target: Any, power: int = 1) -> Any:
+    return (output - target) ** power
+
+
+class Distance:
+    """The same as an object."""
+
+    def __init__(self, power: int = 1) -> None:
+        self.power = power
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        return distance(output, target, self.power)
+
+
+class Average:
+    """Is updated instead of called."""
+
+    def update(self, output: Any, target: Any) -> None:
+        self.last = output - target
+
+    def compute(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("name", ["distance", "Distance"])
+def test_what_is_called_may_be_a_function_with_arguments_or_an_object(name: str) -> None:
+    assert build_callable("loss", node(name, power=2))(5, 3) == 4
+
+
+def test_an_object_that_is_updated_need_not_be_called() -> None:
+    assert isinstance(build_callable("metric", node("Average")), Average)
+
+
+@pytest.mark.parametrize(("name", "what"), [("Hidden", "Hidden"), ("NOTHING", "")])
+def test_what_can_be_neither_is_refused(name: str, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_callable("metric", node(name))
+    assert caught.value.key == "metric._target_"
+    assert what in str(caught.value)
+
+
+class Hidden:
+    """An object that can be neither called nor updated."""

@@ -9,7 +9,7 @@ from builders import make_config
 
 from dpexp.check import check
 from dpexp.errors import ConfigError, SkippedCellError
-from dpexp.schema import Backend
+from dpexp.schema import Backend, Task
 
 
 def refusal(strategy: str = "none", *, in_sweep: bool = False, **overrides: Any) -> ConfigError:
@@ -33,7 +33,7 @@ def test_a_mistake_is_not_skipped_in_a_sweep() -> None:
     assert not isinstance(refusal("dp", batch_size=0, in_sweep=True), SkippedCellError)
 
 
-@pytest.mark.parametrize("strategy", ["none", "dp", "ddp"])
+@pytest.mark.parametrize("strategy", ["none", "dp", "ddp", "fsdp"])
 def test_the_default_config_is_accepted(strategy: str) -> None:
     check(make_config(strategy))
 
@@ -99,6 +99,8 @@ def test_what_is_no_number_of_devices_is_refused_by_its_key(count: Any) -> None:
         ("seed", {"seed": -1}, "0 or more", "seed=1"),
         ("loader.workers", {"loader": {"workers": -1}}, "0 or more", "loader.workers=1"),
         ("shapes.depth", {"shapes": {"depth": -1}}, "0 or more", "shapes.depth=1"),
+        ("accumulate", {"task": Task.train, "accumulate": 0}, "1 or more", "accumulate=1"),
+        ("loader.prefetch", {"loader": {"prefetch": 0}}, "1 or more", "loader.prefetch=1"),
     ],
 )
 def test_a_number_below_its_least_is_refused_with_the_least(
@@ -157,7 +159,7 @@ def test_an_option_of_ddp_is_refused_elsewhere(strategy: str, option: str, value
 
 
 @pytest.mark.parametrize(
-    "loss", ["auto", "mse", "cross_entropy", "output", {"_target_": "torch.nn.L1Loss"}]
+    "loss", ["auto", "mse", "l1", "bce_with_logits", "output", {"_target_": "torch.nn.L1Loss"}]
 )
 def test_a_loss_is_accepted(loss: Any) -> None:
     check(make_config(loss=loss))

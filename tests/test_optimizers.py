@@ -155,7 +155,7 @@ def test_what_cannot_step_is_no_schedule() -> None:
 
 
 def test_a_schedule_that_raises_is_the_users_code() -> None:
-    with pytest.raises(UserCodeError, match="lr_scheduler.*disk is full"):
+    with pytest.raises(UserCodeError, match=r"lr_scheduler.*disk is full"):
         build_lr_scheduler(node("failing_schedule"), sgd(), 10)
 
 

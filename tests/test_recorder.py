@@ -13,6 +13,7 @@ from dpexp import timing
 from dpexp.errors import NonFiniteLossError
 from dpexp.recorder import Recorder, Row
 from dpexp.records import PHASES, StepRecord
+from dpexp.schema import Task
 
 # Seconds of the six phases of a step, in their order: together 21 s.
 MARKS = [100, 101, 103, 106, 110, 115, 121]
@@ -102,6 +103,50 @@ def test_the_rows_of_each_device_are_told_and_zero_for_an_idle_one(
     bench.step(0, global_rows=rows, rows=rows)
     bench.recorder.flush()
     assert bench.records[0].replica_rows == replicas
+
+
+def test_the_forwards_and_backwards_of_micro_batches_add_up() -> None:
+    # data 1, transfer 2; forward 3 + 5 + 7, backward 4 + 6 + 8; optimizer 9, other 10.
+    bench = Bench(accumulate=3, task=Task.train)
+    bench.step(0, marks=[0, 1, 3, 6, 10, 15, 21, 28, 36, 45, 55], learning_rate=0.25)
+    bench.recorder.flush()
+    (record,) = bench.records
+    assert [getattr(record, f"{phase}_s") for phase in PHASES] == [1, 2, 15, 18, 9, 10]
+    assert (record.step_s, record.learning_rate) == (55, 0.25)
+
+
+def test_a_short_step_has_fewer_micro_batches_and_loses_no_time() -> None:
+    bench = Bench(accumulate=3, task=Task.train)
+    bench.step(0, marks=[0, 1, 3, 6, 10, 15, 21, 28, 36, 45, 55])
+    bench.step(1, marks=[55, 56, 58, 61, 65, 70, 71], global_rows=1, rows=1)  # as in MARKS
+    bench.step(2, marks=[71, 72, 74, 77, 81, 83, 90, 91, 93], global_rows=2, rows=2)
+    bench.recorder.flush()
+    short, shorter = bench.records[2], bench.records[1]
+    assert [getattr(shorter, f"{phase}_s") for phase in PHASES] == [1, 2, 3, 4, 5, 1]
+    assert [getattr(short, f"{phase}_s") for phase in PHASES] == [1, 2, 3 + 2, 4 + 7, 1, 2]
+    assert [record.step_s for record in bench.records] == [55, 16, 22]
+    assert bench.recorder.wall_s == 93
+
+
+def test_dps_four_steps_add_up_over_the_micro_batches_of_each_step() -> None:
+    bench = Bench("dp", 2, accumulate=2, task=Task.train)
+    once = ((1, 2), (2, 4), (5, 8), (10, 14))  # 1, 2, 3 and 4 s
+    again = ((20, 25), (30, 36), (40, 47), (50, 58))  # 5, 6, 7 and 8 s
+    nine, seven = [0, 1, 2, 3, 4, 5, 6, 7, 8], [8, 9, 10, 11, 12, 13, 14]
+    bench.step(0, marks=nine, parts=(*once, *again))
+    bench.step(1, marks=seven, parts=once, global_rows=1, rows=1)
+    bench.recorder.flush()
+    found = [(r.scatter_s, r.replicate_s, r.parallel_apply_s, r.gather_s) for r in bench.records]
+    assert found == [(6, 8, 10, 12), (1, 2, 3, 4)]
+    assert bench.recorder.timing()["gather"].max_s == 12
+
+
+def test_a_step_that_a_signal_cut_short_is_left_out() -> None:
+    bench = Bench(accumulate=2, task=Task.train)
+    bench.step(0, marks=[0, 1, 2, 3, 4, 5, 6, 7, 8])
+    bench.step(1, marks=[8, 9, 10, 11, 12, 13, 14, 15])  # the last mark is missing
+    bench.recorder.flush(together=False)
+    assert [record.step for record in bench.records] == [0]
 
 
 def test_warm_up_steps_are_written_and_flagged_but_not_in_the_statistics() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_record, make_run_result, make_summary
+from builders import make_rank_result, make_record, make_run_result, make_shape, make_summary
 
-from dpexp.records import PHASES, ErrorRecord, RunResult, read_run
+from dpexp.records import PHASES, ErrorRecord, RunResult, rank_result_from, read_run
 
 # Users and scripts rely on these; the file may hold more.
 FIELDS = {
@@ -35,6 +36,8 @@ FIELDS = {
     "throughput",
     "memory",
     "loss",
+    "metric",
+    "batch_search",
 }
 
 
@@ -130,3 +133,9 @@ def test_another_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_run(file)
+
+
+@pytest.mark.parametrize("metric", [None, {"name": "accuracy", "value": 0.8, "samples": 5}])
+def test_what_a_rank_reports_survives_json(metric: dict[str, Any] | None) -> None:
+    result = make_rank_result(metric=metric, shapes=(make_shape(),), notes=("a note",))
+    assert rank_result_from(json.loads(json.dumps(asdict(result)))) == result

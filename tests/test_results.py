@@ -75,6 +75,13 @@ def test_the_loss_is_null_without_training_and_first_and_last_with_it() -> None:
     assert assemble(make_plan_for(), ENVIRONMENT, [trained]).loss == {"first": 2.0, "last": 0.5}
 
 
+def test_the_metric_is_rank_zeros_and_null_without_an_evaluation() -> None:
+    metric = {"name": "accuracy", "value": 0.8, "samples": 5}
+    ranks = [make_rank_result(0, metric=metric), make_rank_result(1)]
+    assert assemble(make_plan_for("ddp", 2), ENVIRONMENT, ranks).metric == metric
+    assert assemble(make_plan_for(), ENVIRONMENT, [make_rank_result()]).metric is None
+
+
 def test_notes_of_plan_and_ranks_are_told_once() -> None:
     plan = make_plan_for("ddp", 2, extra={"foo": 1})
     ranks = [make_rank_result(rank, notes=("all steps are warm-up",)) for rank in range(2)]

@@ -129,7 +129,8 @@ class DeviceMemory:
         known = [part.value for part in self.parts.values() if part.value is not None]
         unknown = [name for name, part in self.parts.items() if part.value is None]
         note = f"without {', '.join(unknown)}" if unknown else ""
-        return Figure(sum(known), note, at_least=bool(unknown))
+        short = bool(unknown) or any(part.at_least for part in self.parts.values())
+        return Figure(sum(known), note, at_least=short)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from dpexp.anatomy.data import (
     Anatomy,
@@ -23,11 +24,12 @@ from dpexp.anatomy.data import (
 )
 from dpexp.anatomy.memory import State, memory_of, optimizer_state
 from dpexp.anatomy.parts import Cut, Ends, micro_batch, micro_sizes, read_ends
-from dpexp.anatomy.specimen import Fakes, Specimen, build_specimen, facts_of, replaced
-from dpexp.anatomy.trace import Caller, Counted, add_up, tensors_in
+from dpexp.anatomy.specimen import Fakes, Specimen, build_specimen, facts_of, quiet, replaced
+from dpexp.anatomy.trace import Caller, Counted, add_up, reason_of, tensors_in
 from dpexp.anatomy.traffic import ddp_buckets, exchanges, fsdp_units, unit_facts
 from dpexp.batches import Inputs, seed_all
 from dpexp.build import build
+from dpexp.errors import ConfigError
 from dpexp.losses import Loss, make_loss
 from dpexp.plan import RunPlan
 from dpexp.prepare import prepare_model
@@ -63,7 +65,7 @@ def dissect(plan: RunPlan) -> Anatomy:
         dpexp.build.UserCodeError: a constructor raises.
     """
     config = plan.config
-    with warnings.catch_warnings(record=True) as told:
+    with quiet(), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         seed_all(config.seed)
         ends = read_ends(build("dataset", config.dataset), plan)
@@ -88,8 +90,22 @@ def _prepared(specimen: Specimen, plan: RunPlan) -> Specimen:
 
 def _call(specimen: Specimen, ends: Ends, plan: RunPlan) -> _Seen:
     """Call the model without memory; where that fails and it lies on the CPU, there."""
-    model, config = specimen.model, plan.config
     loss_of = _loss(plan)
+    try:
+        seen = _without_memory(specimen.model, ends, plan, loss_of)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  # a scripted module takes no other tensors
+        seen = _unknown(ends, plan, reason_of(error))
+    small = facts_of(specimen).parameter_bytes <= SMALL_BYTES
+    if seen.first[0].problem and specimen.built_on == "cpu" and small:
+        caller = Caller(specimen.model, nullcontext(), CPU, plan.config.precision, loss_of)
+        return _see(caller, ends, plan, None, seen.state)
+    return seen
+
+
+def _without_memory(model: nn.Module, ends: Ends, plan: RunPlan, loss_of: Loss | None) -> _Seen:
+    config = plan.config
     # Fake tensors of other accelerators are not known well enough: a CPU's stand for them.
     device = torch.device(plan.device_type if plan.device_type == "cuda" else "cpu")
     fakes = Fakes(device)
@@ -98,12 +114,14 @@ def _call(specimen: Specimen, ends: Ends, plan: RunPlan) -> _Seen:
         if config.task is Task.train:
             state = optimizer_state(config.optimizer, model, fakes.mode)
         caller = Caller(model, fakes.mode, device, config.precision, loss_of)
-        seen = _see(caller, ends, plan, fakes, state)
-    small = facts_of(specimen).parameter_bytes <= SMALL_BYTES
-    if seen.first[0].problem and specimen.built_on == "cpu" and small:
-        caller = Caller(model, nullcontext(), CPU, config.precision, loss_of)
-        return _see(caller, ends, plan, None, state)
-    return seen
+        return _see(caller, ends, plan, fakes, state)
+
+
+def _unknown(ends: Ends, plan: RunPlan, reason: str) -> _Seen:
+    first = [Counted(problem=reason)] * len(ends.first.parts)
+    last = [] if ends.last is None else [Counted(problem=reason)] * len(ends.last.parts)
+    state = State(reason=reason) if plan.config.task is Task.train else None
+    return _Seen(first, last, Figure(None, reason), state, "meta")
 
 
 def _see(

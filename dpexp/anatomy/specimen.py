@@ -7,6 +7,7 @@ So for a call its tensors are replaced by torch's fake ones: meta tensors that c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,6 +112,17 @@ def replaced(model: nn.Module, fakes: Fakes) -> Iterator[None]:
     finally:
         for table, name, value in originals:
             table[name] = value
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """torch logs a call of a fake tensor that fails, with a traceback; it is told in a figure."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def first_line(error: BaseException) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -79,7 +79,7 @@ class Caller:
         Raises:
             ConfigError: what a run would refuse as well.
         """
-        seen, counter = _Uncounted(), FlopCounterMode(display=False)
+        seen, counter = _Watch(_is_uncounted), FlopCounterMode(display=False)
         counted = Counted()
         # The counter comes first: it sees an operator, and `seen` what it does not take apart.
         with (
@@ -129,12 +129,14 @@ class Caller:
             storages[storage._cdata] = storage
             return tensor
 
+        opaque = _Watch(_has_workspace)
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
         try:
             with (
                 self._context,
                 self._graded(),
                 hooks,
+                opaque,
                 autocast(self._precision, self._device),
             ):
                 output = self._call(inputs)
@@ -145,8 +147,11 @@ class Caller:
             return Figure(None, reason_of(error))
         total = sum(s.nbytes() for key, s in storages.items() if key not in excluded)
         casts = self._precision in (Precision.bf16, Precision.fp16)
-        note = ", with autocast's copies of weights" if casts else ""
-        return Figure(total, f"what autograd keeps of one forward and loss{note}")
+        note = "what autograd keeps of one forward and loss"
+        note += ", with autocast's copies of weights" if casts else ""
+        unknown = bool(opaque.names) and not isinstance(self._context, nullcontext)
+        note += f", without the workspace of {', '.join(opaque.names)}" if unknown else ""
+        return Figure(total, note, at_least=unknown)
 
     def _call(self, inputs: Inputs) -> Any:
         return self._model(*inputs.args, **inputs.kwargs)
@@ -163,21 +168,31 @@ class Caller:
         return cast(AbstractContextManager[Any], torch.set_grad_enabled(self._loss_of is not None))
 
 
-class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the names of heavy operators without a formula, and of all that are not torch's."""
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the names of operators that are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[Any], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
+        self._wanted = wanted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = getattr(func, "overloadpacket", func)
-        if packet not in flop_registry:
-            space, _, name = str(packet).partition(".")
-            foreign = space not in ("aten", "prim", "prims", "profiler", "c10d")
-            if foreign or _HEAVY.search(name):
-                self.names.add(str(packet))
+        if self._wanted(packet):
+            self.names.add(str(packet))
         return func(*args, **(kwargs or {}))
+
+
+def _is_uncounted(packet: Any) -> bool:
+    """Heavy operators without a formula, and all that are not torch's own."""
+    space, _, name = str(packet).partition(".")
+    foreign = space not in ("aten", "prim", "prims", "profiler", "c10d")
+    return packet not in flop_registry and (foreign or _HEAVY.search(name) is not None)
+
+
+def _has_workspace(packet: Any) -> bool:
+    """Operators that keep a workspace for backward whose size only the real ones know."""
+    return str(packet) in ("aten.mkldnn_rnn_layer", "aten._cudnn_rnn")
 
 
 @contextmanager
@@ -237,6 +252,8 @@ def reason_of(error: BaseException) -> str:
     kind = type(error).__name__
     if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return f"it depends on the values of tensors ({first_line(error)}), and there are none here"
+    if kind == "AssertionError" and "convert all Tensors to FakeTensors" in str(error):
+        return "it uses tensors that torch does not count among the model's"
     return f"{kind}: {first_line(error)}"
 
 

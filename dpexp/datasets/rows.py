@@ -42,9 +42,12 @@ class Rows(Dataset[Any]):
             if isinstance(indices, np.ndarray)
             else torch.tensor(indices, dtype=torch.int64)
         )
-        if len(self._columns) == 1:
-            return self._columns[0].index_select(0, where)
-        return tuple(column.index_select(0, where) for column in self._columns)
+        columns = self._columns
+        if len(columns) == 1:
+            return columns[0].index_select(0, where)
+        if len(columns) == 2:  # the usual case, without the cost of a loop
+            return columns[0].index_select(0, where), columns[1].index_select(0, where)
+        return tuple([column.index_select(0, where) for column in columns])
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:

@@ -13,19 +13,18 @@ from dpexp.anatomy.data import (
     Anatomy,
     BatchShapes,
     Buckets,
-    DeviceMemory,
     Exchange,
     Figure,
     Unit,
 )
-from dpexp.report.tables import wide
 
 SHOWN = 6  # buckets that are listed; the others are only counted
 
 
 def print_anatomy(anatomy: Anatomy, console: Console) -> None:
     """All tables, one below the other."""
-    console = wide(console)
+    if not console.is_terminal:  # a pipe or a file, whose width nobody set
+        console = Console(file=console.file, width=max(console.width, 120))
 
     def line(text: str) -> None:
         console.print(escape(text), soft_wrap=True, highlight=False)
@@ -44,7 +43,7 @@ def print_anatomy(anatomy: Anatomy, console: Console) -> None:
     if anatomy.problem:
         line(f"  output unknown: {anatomy.problem}")
     section("arithmetic of a full step, over all devices", _flops(anatomy))
-    section("memory", _memory(anatomy.memory))
+    section("memory", _memory(anatomy))
     if anatomy.exchanges:
         section("exchanged in a full step", _traffic(anatomy.exchanges))
     else:
@@ -68,7 +67,7 @@ def size(count: int) -> str:
     value = float(count)
     for unit in ("KiB", "MiB", "GiB"):
         value /= 1024
-        if value < 1024:
+        if value < 1023.95:  # else it would be rounded to 1024.0
             return f"{value:.1f} {unit}"
     return f"{value / 1024:,.1f} TiB"
 
@@ -77,12 +76,12 @@ def operations(count: int) -> str:
     """FLOPs for a person: ``600 FLOP``, ``1.13 GFLOP``."""
     if count < 10_000:
         return f"{count:,} FLOP"
-    value, prefixes = count / 1e3, "kMGTPE"
-    for prefix in prefixes[:-1]:
-        if value < 1000:
+    value = count / 1e3
+    for prefix in "kMGTP":
+        if value < 999.5:  # else it would be rounded to 1000
             return f"{value:.3g} {prefix}FLOP"
         value /= 1000
-    return f"{value:,.3g} EFLOP"
+    return f"{value:,.0f} EFLOP" if value >= 10 else f"{value:.3g} EFLOP"
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -160,20 +159,26 @@ def _flops(anatomy: Anatomy) -> Table:
         rows.append(("forward and backward", anatomy.step_flops))
     for name, flops in rows:
         shown = "none" if flops.value == 0 else figure(flops, "operations")
-        table.add_row(name, shown, escape(flops.note))
+        table.add_row(name, shown, escape(_remark(flops, anatomy)))
     return table
 
 
-def _memory(memory: Sequence[DeviceMemory]) -> Table:
+def _memory(anatomy: Anatomy) -> Table:
+    memory = anatomy.memory
     table = _table(("", "left"), *((device.where, "right") for device in memory), ("", "left"))
     for name in memory[0].parts:
         shown = "activations (estimate)" if name == "activations" else name
         cells = [device.parts[name] for device in memory]
-        remarks = dict.fromkeys(part.note for part in cells if part.note)
+        remarks = dict.fromkeys(_remark(part, anatomy) for part in cells if part.note)
         table.add_row(shown, *map(figure, cells), escape("; ".join(remarks)))
     totals = [device.total for device in memory]
     table.add_row("total", *map(figure, totals), totals[0].note)
     return table
+
+
+def _remark(value: Figure, anatomy: Anatomy) -> str:
+    """A figure's note; why the model could not be called is told once."""
+    return "the model could not be called" if value.note == anatomy.problem != "" else value.note
 
 
 def _traffic(exchanges: Sequence[Exchange]) -> Table:

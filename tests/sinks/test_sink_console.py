@@ -67,6 +67,30 @@ def test_long_work_is_a_line_now_and_then_on_stderr(
     ]
 
 
+@pytest.mark.usefixtures("no_terminal")
+def test_where_the_number_of_steps_is_not_known_no_end_is_promised(
+    at: Now, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = ProgressSink("ddp-n2", None)
+    at(6.0)
+    sink.write([make_record(step, global_rows=30) for step in range(4)])
+    sink.close()
+    assert capsys.readouterr().err == "ddp-n2: step 4, 20 samples/s\n"
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_bar_shows_what_is_done_where_the_number_of_steps_is_not_known(
+    at: Now, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = ProgressSink("dp-n3", None)
+    at(2.0)
+    sink.write([make_record(step, global_rows=30) for step in range(4)])
+    sink.close()
+    shown = capsys.readouterr().err
+    assert "4/?" in shown
+    assert "60 samples/s" in shown
+
+
 @pytest.mark.usefixtures("terminal")
 def test_on_a_terminal_it_is_a_bar_with_label_count_and_rate(
     at: Now, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,238 @@
+"""What training adds to a step (micro-batches, clipping, schedules, formats) under all strategies."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from realruns import EVERY, SPREAD, Runs, column, data, diary, difference, model, weights
+
+SAVE = ("task=train", "save_weights=true", "optimizer.lr=0.1")
+STEPS = (*SAVE, "epochs=null", "steps=4")
+# 24 rows in batches of 11: 11, 11 and 2, on 3 devices 4 + 4 + 3 and 1 + 1 + 0.
+UNEVEN = ("dataset.rows=24", "batch_size=11")
+MLP = ("model=mlp", "model.widths=[5,16,2]")
+FIVE = ("none", "dp on 2", "ddp on 2", "ddp on 3", "fsdp on 2")
+RAMP5 = (*data("usercode.ramp5"), "batch_size=5", "shuffle=false")
+LIN1 = model("usercode.Lin1")
+OWN_LOSS = (*data("usercode.inputs_only", values="[0,1,2,3,4]"), "batch_size=5")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory)
+
+
+# accumulate
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 4])
+@pytest.mark.parametrize("spread", FIVE)
+def test_micro_batches_train_like_whole_batches(run: Runs, spread: str, accumulate: int) -> None:
+    whole = run(*STEPS, *UNEVEN, *MLP, *EVERY["none"])
+    cut = run(*STEPS, *UNEVEN, *MLP, *EVERY[spread], *micro(accumulate))
+    assert difference(weights(cut), weights(whole)) <= 1e-6
+    assert column(cut, "loss") == pytest.approx(column(whole, "loss"), abs=1e-6)
+    assert cut.result.measured_steps == whole.result.measured_steps
+    assert column(cut, "global_rows") == [11, 11, 2, 11]
+
+
+def micro(accumulate: int) -> tuple[str, ...]:
+    return () if accumulate == 1 else (f"accumulate={accumulate}",)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 9, 13, 17])
+@pytest.mark.parametrize("spread", ["dp on 3", "ddp on 2", "ddp on 3", "fsdp on 2"])
+def test_no_row_is_lost_between_ranks_and_micro_batches(
+    run: Runs, spread: str, rows: int
+) -> None:
+    # Under ddp on 2, 9 rows are 5 and 4: in 4 micro-batches 2 + 2 + 1 + 0 and 1 + 1 + 1 + 1.
+    squares = f"[{','.join(str(row / 10) for row in range(rows))}]"
+    inputs = (*data("usercode.column", values=squares), f"batch_size={rows}", "shuffle=false")
+    got = run(*SAVE, *inputs, *LIN1, "accumulate=4", *EVERY[spread])
+    loss = sum((row / 10) ** 2 for row in range(rows)) / rows
+    assert column(got, "loss") == pytest.approx([loss], abs=1e-6)
+    assert weights(got)["layer.weight"].item() == pytest.approx(1 - 0.1 * 2 * loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("spread", FIVE)
+def test_a_models_own_loss_is_weighted_by_the_rows_of_micro_batches(run: Runs, spread: str) -> None:
+    # RAMP5 in 2 micro-batches: 3 + 2 rows, on 2 devices 2 + 1 and 1 + 1. Gradient 12.
+    got = run(*SAVE, *OWN_LOSS, *model("usercode.Lin1WithLoss"), "accumulate=2", *EVERY[spread])
+    assert weights(got)["layer.weight"].item() == pytest.approx(1 - 0.1 * 12.0, abs=1e-6)
+    assert column(got, "loss") == pytest.approx([6.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("spread", ["none", "dp on 2", "ddp on 2", "fsdp on 2"])
+def test_gradients_are_exchanged_after_the_last_micro_batch(run: Runs, spread: str) -> None:
+    # Rank 0 has 3 and 5 (mean 4), rank 1 has 6 and 8 (mean 7): the gradient is 5.5 on both.
+    path = run.folder() / "calls"
+    rows = (*data("usercode.column", values="[3,5,6,8]"), "batch_size=4", "shuffle=false")
+    loss = "loss={_target_: usercode.MeanOfOutput}"
+    twice = ("accumulate=2", "epochs=2", *EVERY[spread])
+    got = run(*SAVE, *rows, *model("WeightDiary", path=path), loss, *twice)
+    calls = diary(path)
+    assert sorted({round(call["weight"], 6) for call in calls}) == [0.45, 1.0]
+    for rank in {call["rank"] for call in calls}:
+        seen = [round(call["weight"], 6) for call in calls if call["rank"] == rank]
+        assert seen == sorted(seen, reverse=True)
+        assert seen.count(0.45) == seen.count(1.0)
+    assert weights(got)["layer.weight"].item() == pytest.approx(1 - 2 * 0.55, abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["ddp on 2", "ddp on 3", "fsdp on 2"])
+def test_each_row_goes_through_one_micro_batch(run: Runs, strategy: str) -> None:
+    path = run.folder() / "calls"
+    rows = (*data("usercode.column", values="[0,1,2,3,4,5,6,7,8]"), "batch_size=9")
+    run(*SAVE, *rows, *model("WeightDiary", path=path), "accumulate=2", *EVERY[strategy])
+    seen = [value for call in diary(path) for value in call["rows"]]
+    assert sorted(seen) == list(range(9))
+
+
+# clip_grad_norm
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("spread", [*FIVE, "fsdp on 3"])
+def test_a_gradient_of_twelve_is_clipped_to_one(run: Runs, spread: str, accumulate: int) -> None:
+    got = run(*SAVE, *RAMP5, *LIN1, "clip_grad_norm=1", *micro(accumulate), *EVERY[spread])
+    assert weights(got)["layer.weight"].item() == pytest.approx(1 - 0.1 * 1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("spread", FIVE)
+def test_a_gradient_below_the_norm_is_left_alone(run: Runs, spread: str) -> None:
+    got = run(*SAVE, *RAMP5, *LIN1, "clip_grad_norm=13", *EVERY[spread])
+    assert weights(got)["layer.weight"].item() == pytest.approx(1 - 0.1 * 12.0, abs=1e-6)
+
+
+def test_in_fp16_the_gradient_is_clipped_without_its_scale(run: Runs) -> None:
+    for spread in ("none", "ddp on 2"):
+        got = run(*SAVE, *RAMP5, *LIN1, "clip_grad_norm=1", "precision=fp16", *EVERY[spread])
+        assert weights(got)["layer.weight"].item() == pytest.approx(0.9, abs=1e-3)
+
+
+@pytest.mark.parametrize("spread", ["dp on 2", "ddp on 2", "ddp on 3", "fsdp on 2", "fsdp on 3"])
+def test_the_norm_is_over_all_parameters_and_devices(run: Runs, spread: str) -> None:
+    clipped = (*STEPS, *UNEVEN, *MLP, "clip_grad_norm=0.01")
+    single = run(*clipped, *EVERY["none"])
+    assert difference(weights(single), weights(run(*STEPS, *UNEVEN, *MLP))) > 1e-3
+    assert difference(weights(run(*clipped, *EVERY[spread])), weights(single)) <= 1e-6
+
+
+# lr_scheduler
+
+
+@pytest.mark.parametrize("spread", FIVE)
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_recorded_learning_rate_follows_the_formula(
+    run: Runs, schedule: str, spread: str
+) -> None:
+    got = run(*STEPS, *UNEVEN, f"lr_scheduler={schedule}", *EVERY[spread])
+    expected = {
+        "cosine": [0.05 * (1 + math.cos(math.pi * step / 4)) for step in range(4)],
+        "linear": [0.1 * (1 - step / 4) for step in range(4)],
+    }[schedule]
+    assert column(got, "learning_rate") == pytest.approx(expected, abs=1e-9)
+    single = run(*STEPS, *UNEVEN, f"lr_scheduler={schedule}", *EVERY["none"])
+    assert difference(weights(got), weights(single)) <= 1e-6
+
+
+@pytest.mark.parametrize("spread", ["none", "ddp on 2"])
+def test_the_rate_moves_once_a_step_and_not_once_a_micro_batch(run: Runs, spread: str) -> None:
+    got = run(*STEPS, *UNEVEN, "lr_scheduler=linear", "accumulate=3", *EVERY[spread])
+    assert column(got, "learning_rate") == pytest.approx([0.1, 0.075, 0.05, 0.025], abs=1e-9)
+
+
+# ZeRO and communication hooks
+
+
+@pytest.mark.parametrize("extra", [(), ("accumulate=2",), ("lr_scheduler=cosine",)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_zero_trains_like_plain_ddp(
+    run: Runs, count: int, optimizer: str, extra: tuple[str, ...]
+) -> None:
+    momentum = {"sgd": ["optimizer.momentum=0.9"], "adamw": []}[optimizer]
+    chosen = (*STEPS, *UNEVEN, *MLP, f"optimizer={optimizer}", *momentum, *extra)
+    plain = run(*chosen, *SPREAD[f"ddp on {count}"])
+    zero = run(*chosen, *SPREAD[f"ddp on {count}"], "parallel.zero=true")
+    assert difference(weights(zero), weights(plain)) <= 1e-6
+    assert column(zero, "learning_rate") == column(plain, "learning_rate")
+
+
+# Largest difference after four steps of rate 0.1 and gradients below 1: fp16 keeps 11 bits of a
+# gradient, bf16 8; powersgd keeps one column of each matrix and the rest for later steps.
+HOOKS = {"fp16": 4 * 0.1 * 2**-10, "bf16": 4 * 0.1 * 2**-7, "powersgd": 0.05}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_communication_hook_trains_nearly_like_plain_ddp(
+    run: Runs, hook: str, accumulate: int
+) -> None:
+    chosen = (*STEPS, *UNEVEN, *MLP, *micro(accumulate), *SPREAD["ddp on 2"])
+    early = ("parallel.powersgd_start=2",) if hook == "powersgd" else ()
+    plain = weights(run(*chosen))
+    hooked = weights(run(*chosen, f"parallel.comm_hook={hook}", *early))
+    assert 0 < difference(hooked, plain) <= HOOKS[hook]
+
+
+# precision. Sums in 16 bits: bf16 keeps 8 bits of each number, fp16 11.
+
+FORMATS = {"bf16": 1e-2, "fp16": 1.5e-3}
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+@pytest.mark.parametrize("spread", FIVE)
+def test_sixteen_bits_train_nearly_like_thirty_two(run: Runs, spread: str, precision: str) -> None:
+    chosen = (*STEPS, *UNEVEN, *MLP)
+    tolerance = FORMATS[precision]
+    exact = weights(run(*chosen, *EVERY["none"]))
+    single = weights(run(*chosen, f"precision={precision}", *EVERY["none"]))
+    got = weights(run(*chosen, f"precision={precision}", *EVERY[spread]))
+    assert all(tensor.dtype is torch.float32 for tensor in got.values())
+    assert 0 < difference(got, exact) <= tolerance
+    assert difference(got, single) <= tolerance
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+@pytest.mark.parametrize("spread", FIVE)
+def test_every_replica_computes_in_sixteen_bits(run: Runs, spread: str, precision: str) -> None:
+    path = run.folder() / "calls"
+    rows = (*RAMP5, *model("WeightDiary", path=path))
+    run(*SAVE, *rows, f"precision={precision}", *EVERY[spread])
+    named = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
+    assert {call["dtype"] for call in diary(path)} == {named}
+
+
+# Weights to a file and back
+
+
+@pytest.mark.parametrize("trained_on", ["none", "dp on 2", "ddp on 2", "fsdp on 2"])
+def test_saved_weights_are_evaluated_alike_wherever_they_were_trained(
+    run: Runs, trained_on: str
+) -> None:
+    trained = run(*STEPS, *UNEVEN, *MLP, *EVERY[trained_on])
+    evaluate = ("task=evaluate", *UNEVEN, *MLP, f"prepare.init_from={trained.folder}/weights.pt")
+    reference = run("task=evaluate", *UNEVEN, *MLP).result.metric["value"]
+    values = []
+    for spread in ("none", "dp on 2", "ddp on 2", "fsdp on 2"):
+        got = run(*evaluate, *EVERY[spread]).result
+        assert got.model["initial_sha256"] == trained.result.model["final_sha256"]
+        assert not [note for note in got.notes if "module." in note]
+        values.append(got.metric["value"])
+    assert values == pytest.approx([values[0]] * 4, abs=1e-7)
+    assert abs(values[0] - reference) > 1e-4
+
+
+@pytest.mark.parametrize("spread", ["none", "dp on 2", "ddp on 2", "fsdp on 2"])
+def test_a_wrappers_prefix_is_taken_off_with_a_note(run: Runs, spread: str) -> None:
+    trained = run(*STEPS, *UNEVEN, *MLP)
+    file = run.folder() / "wrapped.pt"
+    torch.save({f"module.{name}": tensor for name, tensor in weights(trained).items()}, file)
+    got = run("task=evaluate", *UNEVEN, *MLP, f"prepare.init_from={file}", *EVERY[spread]).result
+    assert got.model["initial_sha256"] == trained.result.model["final_sha256"]
+    notes = [note for note in got.notes if "module." in note]
+    assert len(notes) == 1
+    assert str(file) in notes[0]
