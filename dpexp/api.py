@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -82,7 +80,7 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     """
     combinations = _combinations(overrides)
     for combination in combinations:
-        _compose(combination)  # what cannot be composed is told before the first cell runs
+        compose.composed(combination)  # what cannot be composed is told before the first cell runs
     where = compose.fresh_folder(compose.SWEEPS) if folder is None else Path(folder).absolute()
     claim_sweep_folder(where)
     where.mkdir(parents=True, exist_ok=True)
@@ -91,7 +89,7 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     runs = []
     try:
         for number, combination in enumerate(combinations):
-            node = _compose(combination)
+            node = compose.composed(combination)
             name = compose.cell_name(node.parallel.strategy, node.num_devices, node.device)
             runs.append(_run(combination, where / f"{number}_{name}", in_sweep=True))
     finally:  # also after Ctrl-C: nothing that is finished is lost
@@ -100,7 +98,7 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
 
 
 def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
-    composed = _compose(overrides)
+    composed = compose.composed(overrides)
     if not in_sweep:
         load(composed)  # refused before a folder is made
     where = compose.fresh_folder(compose.RUNS) if folder is None else folder
@@ -136,16 +134,6 @@ def _result(composed: DictConfig, folder: Path, in_sweep: bool) -> RunResult | N
         raw = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
         return unreadable(raw, error, folder)
     return run_cell(config, folder, Path.cwd(), in_sweep=in_sweep)
-
-
-def _compose(overrides: Sequence[str]) -> DictConfig:
-    compose.register()
-    compose.refuse_bad_choices(list(overrides))
-    try:
-        with initialize_config_dir(str(compose.config_folder()), version_base="1.3"):
-            return hydra_compose("config", list(overrides))
-    except HydraException as error:
-        raise compose.explain(error, list(overrides)) from error
 
 
 def _combinations(overrides: Sequence[str]) -> list[list[str]]:

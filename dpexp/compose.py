@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 
 from dpexp import env
 from dpexp.builtin import GROUPS
@@ -42,6 +45,21 @@ def config_folder() -> Path:
     package = Path(__file__).resolve().parent
     packed = package / "conf"
     return packed if packed.is_dir() else package.parent / "conf"
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """The config that a command line of overrides composes to, without running Hydra's main.
+
+    Raises:
+        ConfigError: an override cannot be composed.
+    """
+    register()
+    refuse_bad_choices(list(overrides))
+    try:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            return hydra_compose("config", list(overrides))
+    except HydraException as error:
+        raise explain(error, list(overrides)) from error
 
 
 def fresh_folder(base: str) -> Path:

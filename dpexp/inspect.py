@@ -10,10 +10,6 @@ import sys
 import traceback
 from pathlib import Path
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from dpexp import compose, console
@@ -51,7 +47,7 @@ def main() -> None:
 
 
 def _show(arguments: list[str]) -> None:
-    config = load(_composed(_overrides(arguments)))
+    config = load(compose.composed(_overrides(arguments)))
     check(config)
     if config.batch_size == "auto":
         raise ConfigError(
@@ -107,16 +103,6 @@ def _overrides(arguments: list[str]) -> list[str]:
         found = ", ".join(f"'file://{Path(folder).absolute()}'" for folder in folders)
         overrides.append(f"hydra.searchpath=[{found}]")
     return overrides
-
-
-def _composed(overrides: list[str]) -> DictConfig:
-    compose.register()
-    compose.refuse_bad_choices(overrides)
-    try:
-        with initialize_config_dir(str(compose.config_folder()), version_base="1.3"):
-            return hydra_compose("config", overrides)
-    except HydraException as error:
-        raise compose.explain(error, overrides) from error
 
 
 if __name__ == "__main__":

@@ -253,7 +253,7 @@ def _notes(
     if batch_rows % num_devices:
         notes.append(
             f"batch_size {batch_rows} is not divisible by num_devices {num_devices}: "
-            f"the devices get {', '.join(map(str, chunks))} rows; gradients are weighted by rows"
+            f"the devices get {_listed(chunks)} rows; gradients are weighted by rows"
         )
     if config.prepare.sync_batchnorm and num_devices == 1:
         notes.append(
@@ -261,3 +261,9 @@ def _notes(
         )
     notes.extend(f"{key}: not a key of dpexp; recorded, not used" for key in config.extra)
     return tuple(notes)
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    """The sizes of the chunks; of many, the first and the last ones."""
+    shown = [str(size) for size in sizes]
+    return ", ".join(shown if len(shown) <= 8 else [*shown[:3], "…", *shown[-2:]])

@@ -116,6 +116,7 @@ WITHOUT_TORCH = [
     "cell",
     "sweep",
     "api",
+    "inspect",
     "__main__",
     "",
 ]

@@ -13,6 +13,7 @@ from dpexp.comm import LocalComm
 from dpexp.errors import ConfigError
 from dpexp.feed import is_stream, make_schedule, rows_in
 from dpexp.loading import fetch_here
+from dpexp.parallel.dp import refuse_uncuttable
 from dpexp.plan import RunPlan
 from dpexp.schedule import EpochOrders, GlobalBatch, Indices, Schedule, chunk_of, chunk_sizes
 from dpexp.streams import StreamPlan, fetch_stream
@@ -114,6 +115,7 @@ def _of_one_process(whole: Inputs, step: int, rows: int, plan: RunPlan) -> Cut:
 def _over_devices(inputs: Inputs, rows: int, devices: int) -> list[Inputs]:
     if devices == 1:
         return [inputs]  # as it is, whatever its first dimensions are
+    refuse_uncuttable(inputs, rows)
     return cut(inputs, rows, [size for size in chunk_sizes(rows, devices) if size])
 
 

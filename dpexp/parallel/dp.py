@@ -51,15 +51,7 @@ class DataParallel(Strategy):
             output = self._noted(self._model, inputs)
             self.parts.clear()
             return output
-        for shape in leading_sizes((inputs.args, inputs.kwargs)):
-            if len(shape) and shape[0] != rows:
-                raise ConfigError(
-                    "parallel",
-                    "dp",
-                    f"cuts every input along its first dimension, but one has "
-                    f"shape {list(shape)} in a batch of {rows} rows",
-                    fix="make the batch the first dimension of every tensor, or parallel=none",
-                )
+        refuse_uncuttable(inputs, rows)
         return self._model(*inputs.args, **inputs.kwargs)
 
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
@@ -75,6 +67,23 @@ class DataParallel(Strategy):
         if self._virtual is not None:
             self._virtual.close()
         del self._model
+
+
+def refuse_uncuttable(inputs: Inputs, rows: int) -> None:
+    """Refuse inputs that nn.DataParallel would cut where they have no rows.
+
+    Raises:
+        ConfigError: a tensor's first dimension is not the row.
+    """
+    for shape in leading_sizes((inputs.args, inputs.kwargs)):
+        if len(shape) and shape[0] != rows:
+            raise ConfigError(
+                "parallel",
+                "dp",
+                f"cuts every input along its first dimension, but one has "
+                f"shape {list(shape)} in a batch of {rows} rows",
+                fix="make the batch the first dimension of every tensor, or parallel=none",
+            )
 
 
 @final

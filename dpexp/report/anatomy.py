@@ -17,14 +17,14 @@ from dpexp.anatomy.data import (
     Figure,
     Unit,
 )
+from dpexp.report.tables import wide
 
 SHOWN = 6  # buckets that are listed; the others are only counted
 
 
 def print_anatomy(anatomy: Anatomy, console: Console) -> None:
     """All tables, one below the other."""
-    if not console.is_terminal:  # a pipe or a file, whose width nobody set
-        console = Console(file=console.file, width=max(console.width, 120))
+    console = wide(console)
 
     def line(text: str) -> None:
         console.print(escape(text), soft_wrap=True, highlight=False)

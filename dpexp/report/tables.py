@@ -104,7 +104,9 @@ def reasons(cells: Sequence[Cell]) -> list[str]:
 
 def wide(console: Console) -> Console:
     """A console that cuts nothing where nobody sets a width: a pipe or a file."""
-    return console if console.is_terminal else Console(width=max(console.width, 120))
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=max(console.width, 120))
 
 
 def first_line(text: str | None) -> str:

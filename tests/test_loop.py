@@ -1,0 +1,212 @@
+"""The step loop on one device, with a clock whose every mark is a second after the one before."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import FakeComm, ListSink, TickClock, make_plan_for
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from dpexp.batches import Inputs, make_split
+from dpexp.loop import Progress, Work, run_steps
+from dpexp.losses import make_loss
+from dpexp.metrics import make_scoring
+from dpexp.parallel import Context, make_strategy
+from dpexp.recorder import Recorder
+from dpexp.records import PHASES, StepRecord
+from dpexp.schedule import GlobalBatch
+from dpexp.schema import StrategyName, Task
+from dpexp.shapes import ShapeLog
+from dpexp.training import Training
+from dpexp.transfer import make_transfer
+
+CPU = torch.device("cpu")
+
+
+class Weight(nn.Module):
+    """One weight of 1; fails at call `fails`."""
+
+    def __init__(self, fails: int = -1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.calls, self.fails = 0, fails
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == self.fails:
+            raise ValueError("boom")
+        return self.weight * rows
+
+
+class Bench:
+    """Steps over batches of the rows 0, 1, 2, … with targets 0."""
+
+    def __init__(self, task: Task = Task.train, model: nn.Module | None = None, **config: Any):
+        plan = make_plan_for(task=task, warmup_steps=0, **config)
+        self.model, self.sink = model or Weight(), ListSink()
+        clock, self.shapes, comm = TickClock(), ShapeLog(), FakeComm()
+        self.strategy = make_strategy(
+            StrategyName.none, Context(plan, comm, CPU, clock, self.shapes)
+        )
+        self.strategy.wrap(self.model)
+        training = None
+        if task is Task.train:
+            optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
+            scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
+            loss = make_loss("mse", None)
+            training = Training(loss, self.model, optimizer, None, None, scheduler)
+        self.progress = Progress()
+        self.scoring = make_scoring("l1", None, comm, 1) if task is Task.evaluate else None
+        self.work = Work(
+            self.strategy,
+            make_transfer(CPU, channels_last=False, pin=False),
+            clock,
+            Recorder(plan, comm, clock, [self.sink]),
+            self.shapes,
+            self.progress,
+            make_split(plan.config.batch, {}),
+            nullcontext(),
+            training,
+            self.scoring,
+        )
+
+    def run(self, *rows: int) -> list[StepRecord]:
+        with torch.set_grad_enabled(self.work.training is not None):
+            run_steps(batches(*rows), self.work)
+        return self.sink.records
+
+
+def batches(*rows: int) -> Iterator[tuple[GlobalBatch, Any]]:
+    for step, count in enumerate(rows):
+        if count < 0:
+            raise OSError("no such row")
+        values = torch.arange(float(count))
+        yield GlobalBatch(step, 0, np.arange(count)), (values, torch.zeros(count))
+
+
+def phases(record: StepRecord) -> list[float]:
+    return [getattr(record, f"{phase}_s") for phase in PHASES]
+
+
+def test_a_step_that_only_calls_the_model_takes_no_time_for_the_rest() -> None:
+    records = Bench(Task.forward).run(4, 4)
+    assert [phases(record) for record in records] == [[1, 1, 1, 0, 0, 1]] * 2
+    assert [(r.loss, r.learning_rate, r.rows) for r in records] == [(None, None, 4)] * 2
+
+
+def test_a_training_step_has_all_phases() -> None:
+    (record,) = Bench().run(4)
+    assert phases(record) == [1, 1, 1, 1, 1, 1]
+    assert record.loss == pytest.approx(3.5)  # 0, 1, 4 and 9 over 4 rows
+    assert record.learning_rate == 0.25
+
+
+def test_each_micro_batch_has_its_forward_and_backward() -> None:
+    first, short = Bench(accumulate=3).run(6, 2)
+    assert phases(first) == [1, 1, 3, 3, 1, 1]
+    assert phases(short) == [1, 1, 2, 2, 1, 1]  # 2 rows make two micro-batches
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 4])
+def test_loss_and_update_of_micro_batches_are_those_of_the_whole_batch(accumulate: int) -> None:
+    # mean of w²x² over 0, 1, 2, 3, 4 is 6 w², its gradient 12 w; the rates are 1/4 and 1/8.
+    bench = Bench(accumulate=accumulate)
+    first, second = bench.run(5, 5)
+    after = 1 - 0.25 * 12
+    assert (first.loss, second.loss) == (pytest.approx(6.0), pytest.approx(6 * after**2))
+    weight: Any = bench.model.weight
+    assert weight.item() == pytest.approx(after - 0.125 * 12 * after)
+    assert weight.grad is None
+
+
+def test_the_recorded_rate_is_that_of_the_steps_own_update() -> None:
+    assert [record.learning_rate for record in Bench().run(1, 1, 1)] == [0.25, 0.125, 0.0625]
+
+
+def test_gradients_are_exchanged_with_the_last_micro_batch_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, seen = Bench(accumulate=3), []
+
+    @contextmanager
+    def around(last: bool) -> Iterator[None]:
+        seen.append((last, bench.progress.phase))
+        yield
+        seen.append((last, bench.progress.phase))
+
+    def synchronised(last: bool) -> AbstractContextManager[None]:
+        return around(last)
+
+    monkeypatch.setattr(bench.strategy, "synchronised", synchronised)
+    bench.run(6)
+    one = [(False, "forward"), (False, "backward")]
+    assert seen == [*one, *one, (True, "forward"), (True, "backward")]
+
+
+def test_an_evaluation_counts_every_batch() -> None:
+    bench = Bench(Task.evaluate)
+    bench.run(4, 4, 1)  # the rows 0 to 3 twice, then 0
+    assert bench.scoring is not None
+    result = bench.scoring.result()
+    assert result == {"name": "l1", "value": pytest.approx(12 / 9), "samples": 9}
+
+
+def test_listeners_get_the_whole_batch_of_each_step() -> None:
+    bench, seen = Bench(Task.forward), []
+
+    def listen(inputs: Inputs, output: Any, global_rows: int) -> None:
+        seen.append((bench.shapes.step, inputs.args[0].tolist(), output.tolist(), global_rows))
+
+    bench.shapes.on_batch = listen
+    bench.run(2, 1)
+    assert seen == [(0, [0.0, 1.0], [0.0, 1.0], 2), (1, [0.0], [0.0], 1)]
+
+
+@pytest.mark.parametrize(
+    ("fails", "rows", "error", "where"),
+    [
+        (2, (3, 3), "boom", (1, "forward")),
+        (-1, (3, 3, -1), "no such row", (1, "data")),
+        (-1, (-1,), "no such row", (-1, "data")),
+    ],
+)
+def test_a_failure_finds_the_step_and_the_phase_it_happened_in(
+    fails: int, rows: tuple[int, ...], error: str, where: tuple[int, str]
+) -> None:
+    bench = Bench(model=Weight(fails))
+    with pytest.raises((ValueError, OSError), match=error):
+        bench.run(*rows)
+    assert (bench.progress.step, bench.progress.phase) == where
+
+
+def test_the_steps_before_a_failure_can_still_be_written() -> None:
+    bench = Bench(model=Weight(fails=4))
+    with pytest.raises(ValueError, match="boom"):
+        bench.run(3, 3, 3, 3)
+    bench.work.recorder.flush(together=False)
+    assert [record.step for record in bench.sink.records] == [0, 1, 2]
+
+
+def test_a_batch_is_let_go_of_before_the_next_one_is_fetched() -> None:
+    bench, alive = Bench(), []
+
+    def source() -> Iterator[tuple[GlobalBatch, Any]]:
+        previous: Any = None
+        for step in range(3):
+            alive.append(previous is not None and previous() is not None)
+            rows = torch.arange(2.0)
+            previous = weakref.ref(rows)
+            item = GlobalBatch(step, 0, np.arange(2)), (rows, torch.zeros(2))
+            del rows
+            yield item
+            del item
+
+    run_steps(source(), bench.work)
+    assert alive == [False, False, False]
