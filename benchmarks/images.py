@@ -22,7 +22,7 @@ LIMIT = 1.03
 ROWS, BATCH, STEPS, WARMUP = 4096, 128, 150, 15
 TASK = (
     "task=train", "dataset=images", f"dataset.rows={ROWS}", "dataset.height=32", "dataset.width=32",
-    "dataset.classes=10", "model=cnn", "model.in_channels=3", "model.channels=[32,64]",
+    "dataset.classes=10", "model=cnn", "model.in_channels=3", "model.channels=[4,8]",
     f"batch_size={BATCH}", "epochs=null", f"steps={STEPS + WARMUP}", f"warmup_steps={WARMUP}",
     "drop_last=true",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What training adds to a step (micro-batches, clipping, schedules, formats) under all strategies."""
+"""What training adds to a step (micro-batches, clipping, rates, formats) under all strategies."""
 
 from __future__ import annotations
 

@@ -19,7 +19,14 @@ from dpexp.schema import NESTED, Config
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "docs/architecture.md")
+OWN = ROOT / "docs/your-own-model.md"  # five commands from a user's file to a scaling table
+PAGES = (
+    README,
+    OWN,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "docs/architecture.md",
+)
 
 # Commands of the README that this test does not run, and why.
 NOT_RUN = {
@@ -31,7 +38,7 @@ NOT_RUN = {
 # Commands that are shown because they are refused, with their exit status.
 REFUSED = {'python -m dpexp device="cuda: 0"': 1}
 # What the pages name and a user, a run or a tool makes.
-MADE_BY_USERS = {"make_data.py", "mynet.py", "scale.py", "myconf/model/mynet.yaml"}
+MADE_BY_USERS = {"make_data.py", "mynet.py", "scale.py", "myconf/model/mynet.yaml", "mine.py"}
 MADE_BY_TOOLS = {".venv/", ".hydra/", "scaling/", "report.md", "multirun.yaml", "dpexp/conf/"}
 
 # All commands run in the setup of the first test.
@@ -42,6 +49,7 @@ pytestmark = pytest.mark.timeout(600)
 class Block:
     """A code block; `shown` is the output printed below it, "" if none is."""
 
+    page: Path
     kind: str
     code: str
     shown: str
@@ -51,13 +59,11 @@ class Block:
         return self.code.strip().splitlines()[0]
 
 
-def _blocks() -> list[Block]:
-    found = re.findall(
-        r"^```(\w+)\n(.*?)^```$", README.read_text("utf-8"), re.DOTALL | re.MULTILINE
-    )
+def _blocks(page: Path) -> list[Block]:
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     following = [*found[1:], ("", "")]
     return [
-        Block(kind, code, after if next_kind == "text" else "")
+        Block(page, kind, code, after if next_kind == "text" else "")
         for (kind, code), (next_kind, after) in zip(found, following, strict=True)
         if kind != "text"
     ]
@@ -67,7 +73,7 @@ def _is_run(block: Block) -> bool:
     return not any(block.code.startswith(command) for command in NOT_RUN)
 
 
-BLOCKS = _blocks()
+BLOCKS = [*_blocks(README), *_blocks(OWN)]
 COMMANDS = [block for block in BLOCKS if block.kind == "bash" and _is_run(block)]
 
 
@@ -75,12 +81,13 @@ COMMANDS = [block for block in BLOCKS if block.kind == "bash" and _is_run(block)
 def played(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, subprocess.CompletedProcess[str]]:
-    """The README from top to bottom, in one folder, as a reader types it."""
-    folder = tmp_path_factory.mktemp("readme")
+    """Each page from top to bottom, in a folder of its own, as a reader types it."""
+    folders = {page: tmp_path_factory.mktemp(page.stem) for page in (README, OWN)}
     programs = Path(sys.executable).parent
     variables = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "80"}
     ended = {}
     for block in BLOCKS:
+        folder = folders[block.page]
         if block.kind == "python":
             name = re.match(r"# (\w+\.py)\n", block.code)
             assert name is not None, f"this block does not say what its file is called: {block}"
@@ -100,13 +107,13 @@ def played(
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.name)
-def test_a_command_of_the_readme_does_what_the_readme_shows(
+def test_a_command_of_a_page_does_what_the_page_shows(
     block: Block, played: dict[str, subprocess.CompletedProcess[str]]
 ) -> None:
     ended = played[block.code]
     assert ended.returncode == REFUSED.get(block.name, 0), ended.stdout
     if gather_facts().accelerator is not None:
-        return  # the README shows a machine without one
+        return  # the pages show a machine without one
     missing = Counter(_comparable(block.shown)) - Counter(_comparable(ended.stdout))
     assert not missing, f"shown, but not printed: {list(missing)}\n{ended.stdout}"
 
@@ -123,6 +130,11 @@ def _comparable(output: str) -> list[str]:
             kept = re.sub(r"\d[\d,]*(\.\d+)?(e-?\d+)?", "N", kept)
         lines.append(re.sub(r"─+", "─", " ".join(kept.split())))
     return lines
+
+
+def test_the_page_on_own_models_needs_five_commands() -> None:
+    assert sum(block.page == OWN for block in COMMANDS) == 5
+    assert "speedup" in [block.shown for block in COMMANDS if block.page == OWN][-1]
 
 
 def test_every_command_is_run_or_left_out_for_a_reason() -> None:

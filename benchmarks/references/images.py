@@ -25,7 +25,7 @@ torch.manual_seed(0)
 dataset = images(asked.rows, 3, 32, 32, 10, 0)
 if asked.preload:
     whole = dataset.collate_fn(dataset.__getitems__(range(asked.rows)))
-model = cnn(3, [32, 64], 10)
+model = cnn(3, [4, 8], 10)
 if asked.compile:
     model.compile()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
