@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -164,9 +165,7 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
-        changed = copy.copy(value)  # of the same type, whatever its constructor takes
-        changed.update((key, map_tensors(change, entry)) for key, entry in value.items())
-        return changed
+        return like_dict(value, {k: map_tensors(change, v) for k, v in value.items()})
     if isinstance(value, (tuple, list)):
         return like(value, [map_tensors(change, entry) for entry in value])
     return value
@@ -178,19 +177,39 @@ def like(example: Any, entries: Sequence[Any]) -> Any:
     return kind(*entries) if hasattr(example, "_fields") else kind(entries)
 
 
-def cut(inputs: Inputs, rows: int, sizes: Sequence[int]) -> list[Inputs]:
+def like_dict(example: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any, Any]:
+    """`entries` in a dict of the example's type, whatever its constructor takes."""
+    if type(example) is dict:
+        return entries
+    changed = copy.copy(example)
+    for key, entry in entries.items():  # one by one: some libraries' dicts have no update()
+        changed[key] = entry
+    return changed
+
+
+def cut(
+    inputs: Inputs,
+    rows: int,
+    sizes: Sequence[int],
+    longest: int = 0,
+    constants: Container[str] = (),
+) -> list[Inputs]:
     """Cut a batch of `rows` rows into micro-batches along the first dimension.
 
     Args:
-        inputs: tensors, and lists of as many entries as rows (strings), are cut; all else is
+        inputs: tensors, and lists of as many entries as rows (texts), are cut; all else is
             repeated.
-        sizes: rows of each micro-batch. One of size 0 gets the rows of the first one: what it
-            computes weighs nothing, but every rank has to take part in every micro-batch.
+        sizes: rows of each micro-batch. One of size 0 gets the first ones: what it computes
+            weighs nothing, but every rank has to take part in every micro-batch.
+        longest: how many rows a micro-batch of size 0 gets, if there are as many.
+        constants: names of keywords that are no part of the batch.
     """
     pieces, start = [], 0
     for size in sizes:
-        begin, end = (start, start + size) if size else (0, sizes[0] or rows)
-        pieces.append(cast(Inputs, _slice(inputs, rows, begin, end)))
+        begin, end = (start, start + size) if size else (0, min(longest, rows))
+        part = partial(_slice, rows=rows, begin=begin, end=end)
+        keywords = {k: v if k in constants else part(v) for k, v in inputs.kwargs.items()}
+        pieces.append(Inputs(part(inputs.args), keywords, part(inputs.target)))
         start += size
     return pieces
 
@@ -199,17 +218,15 @@ def _slice(value: Any, rows: int, begin: int, end: int) -> Any:
     if isinstance(value, torch.Tensor):
         return value[begin:end] if value.dim() and len(value) == rows else value
     if isinstance(value, dict):
-        piece = copy.copy(value)  # of the same type, whatever its constructor takes
-        piece.update((key, _slice(entry, rows, begin, end)) for key, entry in value.items())
-        return piece
+        return like_dict(value, {k: _slice(v, rows, begin, end) for k, v in value.items()})
     if isinstance(value, (tuple, list)):
-        if isinstance(value, list) and len(value) == rows and _is_flat(value):
+        if isinstance(value, list) and len(value) == rows and is_flat(value):
             return value[begin:end]
         return like(value, [_slice(entry, rows, begin, end) for entry in value])
     return value
 
 
-def _is_flat(entries: list[Any]) -> bool:
+def is_flat(entries: list[Any]) -> bool:
     """Whether a list holds one plain entry per row, such as texts."""
     return not any(isinstance(e, (torch.Tensor, dict, tuple, list)) for e in entries)
 

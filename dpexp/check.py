@@ -7,7 +7,7 @@ from typing import Any
 
 from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.extras import refuse_missing
-from dpexp.schema import OPTIONS, CompileMode, Config, Preload, StrategyName, Task
+from dpexp.schema import OPTIONS, CommHook, CompileMode, Config, Preload, StrategyName, Task
 
 DEVICE_FORMS = "auto, cpu, cuda, cuda:<i>, mps, xpu (no spaces, lower case)"
 _DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:(0|[1-9][0-9]*))?")
@@ -87,7 +87,8 @@ def _check_length(config: Config) -> None:
 
 def _check_minima(config: Config) -> None:
     size = config.batch_size
-    if isinstance(size, str) and size != "auto":
+    # bool is an int in Python; batch_size=true is a mistake all the same.
+    if size != "auto" and type(size) is not int:
         raise ConfigError(
             "batch_size",
             size,
@@ -192,10 +193,19 @@ def _check_task(config: Config) -> None:
             "clip_grad_norm": (config.clip_grad_norm, None),
             "lr_scheduler": (config.lr_scheduler, "none"),
             "parallel.zero": (config.parallel.zero or False, False),
+            "parallel.comm_hook": (_value(config.parallel.comm_hook), "none"),
         }
         for key, (value, unset) in given.items():
             if value != unset:
                 raise ConfigError(key, value, "is for training only", fix="task=train")
+    if config.accumulate > 1 and config.parallel.static_graph:
+        raise ConfigError(
+            "parallel.static_graph",
+            True,
+            "with accumulate the gradients of some backward passes are not exchanged, which torch "
+            "does not allow for a static graph",
+            fix="accumulate=1, or parallel.static_graph=false",
+        )
     if config.accumulate > 1 and config.shapes.print:
         raise ConfigError(
             "shapes.print",
@@ -215,6 +225,10 @@ def _check_task(config: Config) -> None:
                 allowed="1",
                 fix="epochs=1",
             )
+
+
+def _value(hook: CommHook | None) -> str:
+    return "none" if hook is None else hook.value
 
 
 def _check_model(config: Config) -> None:

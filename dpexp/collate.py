@@ -18,6 +18,8 @@ def collate(rows: list[Any]) -> Any:
             stacked.
     """
     try:
+        if isinstance(rows[0], dict):
+            _same_keys(rows)
         return torch_collate(rows, collate_fn_map=_MAP)
     except (RuntimeError, TypeError, KeyError, AttributeError) as error:
         if "shared memory" in str(error):  # a loader process found no room there: not the rows
@@ -35,13 +37,30 @@ def collate_of(dataset: Any) -> Any:
     return getattr(dataset, "collate_fn", collate)
 
 
+def _same_keys(rows: list[Any]) -> None:
+    """torch takes the keys of the first row, and drops what others have besides."""
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            both = [", ".join(sorted(map(str, keys))) for keys in (rows[0], row)]
+            raise TypeError(f"one row has the keys {both[0]}, another {both[1]}")
+
+
 def _collate_none(rows: list[Any], *, collate_fn_map: Any = None) -> None:
     if any(row is not None for row in rows):
         raise TypeError("an entry is None in some rows and not in others")
+
+
+def _collate_texts(rows: Any, *, collate_fn_map: Any = None) -> list[Any]:
+    return list(rows)  # torch leaves a tuple here and a list there
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-_MAP = {**default_collate_fn_map, type(None): _collate_none}
+_MAP = {
+    **default_collate_fn_map,
+    type(None): _collate_none,
+    str: _collate_texts,
+    bytes: _collate_texts,
+}

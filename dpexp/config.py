@@ -211,5 +211,5 @@ def _example(expected: Any) -> str:
     return {int: "8", float: "0.1", str: "text", bool: "true"}.get(expected, "<node>")
 
 
-# These two are judged by check.check, which can say more than "wrong type".
-_TYPES = {**typing.get_type_hints(Config), "device": Any, "num_devices": Any}
+# These three are judged by check.check, which can say more than "wrong type".
+_TYPES = {**typing.get_type_hints(Config), "device": Any, "num_devices": Any, "batch_size": Any}

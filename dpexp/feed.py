@@ -145,6 +145,20 @@ def _schedule_notes(plan: RunPlan, schedule: Schedule) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def end_notes(config: Config, feed: Feed, steps: int, epochs: int) -> tuple[str, ...]:
+    """What is known of a stream only at its end: that it had fewer rows than were asked for."""
+    if feed.steps is not None:
+        return ()
+    if config.steps is not None and steps < config.steps:
+        return (f"steps={config.steps} were asked for, but the stream ended after {steps}",)
+    if config.steps is None and config.epochs is not None and epochs < config.epochs:
+        return (
+            f"epochs={config.epochs} were asked for, but the dataset gave rows for {epochs} only: "
+            "can it be iterated again?",
+        )
+    return ()
+
+
 def _stream_notes(config: Config) -> tuple[str, ...]:
     if not config.shuffle:
         return ()

@@ -137,7 +137,10 @@ class _Sealing:
 
 def _opened(fetched: Any) -> Any:
     if isinstance(fetched, ConfigError):
-        raise fetched
+        try:
+            raise fetched
+        finally:
+            del fetched  # else its traceback would hold this frame, and so the loader processes
     return fetched
 
 

@@ -67,30 +67,32 @@ def prediction(output: Any) -> Any:
     )
 
 
-def class_scores(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def class_scores(
+    output: torch.Tensor, target: torch.Tensor, key: str = "loss", name: str = "cross_entropy"
+) -> torch.Tensor:
     """The scores with the classes as dimension 1, as torch has them.
 
     Args:
         output: [rows, classes, ...] as in torch, or [rows, ..., classes] as language models give
             them.
         target: class numbers, [rows, ...].
+        key: of the config, for messages: loss or metric; `name` is its value.
 
     Raises:
         ConfigError: the shapes fit neither, or both.
     """
-    torch_way = (output.shape[0], *output.shape[2:]) == target.shape
-    last = output.shape[:-1] == target.shape
+    torch_way = output.dim() > 1 and (output.shape[0], *output.shape[2:]) == target.shape
+    last = output.dim() > 1 and output.shape[:-1] == target.shape
     if output.dim() == 2 and torch_way:
         return output
     if torch_way == last:
-        which = "could be in dimension 1 or in the last one" if last else "fit neither"
         raise ConfigError(
-            "loss",
-            "cross_entropy",
+            key,
+            name,
             f"the model's output is {_what(output)}, the target {_what(target)}: the classes "
-            + (which if last else "are neither in dimension 1 nor in the last one"),
+            + ("could be in dimension 1 or in the last one" if last else "are in neither place"),
             allowed="[rows, classes, ...] or [rows, ..., classes] for a target [rows, ...]",
-            fix="loss={_target_: mymodule.my_loss}, or sizes that differ",
+            fix=f"{key}={{_target_: mymodule.mine}}, or {key}=output if the output is a loss",
         )
     return output.movedim(-1, 1) if last else output
 
@@ -118,57 +120,81 @@ def is_classes(target: Any) -> bool:
 
 
 def _auto(output: Any, target: Any) -> torch.Tensor:
-    if target is None:
+    if target is None or _has_own_loss(output):
         return own_loss(output, target)
     if is_classes(target):
         return _cross_entropy(output, target)
     return _mse(output, target)
 
 
+def _has_own_loss(output: Any) -> bool:
+    entry = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    return isinstance(entry, torch.Tensor)
+
+
 def _mse(output: Any, target: Any) -> torch.Tensor:
-    return functional.mse_loss(*same_shape("mse", output, target))
+    return functional.mse_loss(*same_shape("loss", "mse", output, target))
 
 
 def _l1(output: Any, target: Any) -> torch.Tensor:
-    return functional.l1_loss(*same_shape("l1", output, target))
+    return functional.l1_loss(*same_shape("loss", "l1", output, target))
 
 
 def _bce_with_logits(output: Any, target: Any) -> torch.Tensor:
-    pair = same_shape("bce_with_logits", output, target)
+    pair = same_shape("loss", "bce_with_logits", output, target)
     return functional.binary_cross_entropy_with_logits(*pair)
 
 
 def _cross_entropy(output: Any, target: Any) -> torch.Tensor:
-    _need_target("cross_entropy", target)
-    scores = prediction(output)
-    if not is_classes(target):  # probabilities of the classes: torch's other form
-        return functional.cross_entropy(scores, target)
-    return functional.cross_entropy(class_scores(scores, target), target.long())
+    return functional.cross_entropy(*scores_and_classes("loss", output, target))
 
 
-def same_shape(name: str, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def scores_and_classes(key: str, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The arguments of torch's cross-entropy.
+
+    Args:
+        key: of the config, for messages: loss or metric.
+        target: class numbers, or probabilities of the classes, torch's other form.
+    """
+    need_target(key, "cross_entropy", target)
+    scores = _wide(prediction(output))
+    if not is_classes(target):
+        return same_shape(key, "cross_entropy", scores, target)
+    return class_scores(scores, target, key), target.long()
+
+
+def same_shape(key: str, name: str, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Prediction and target, of one shape and type.
 
     torch would broadcast [30, 2] against [30] and average over pairs that mean nothing.
+
+    Args:
+        key: of the config, for messages: loss or metric.
     """
-    _need_target(name, target)
-    value = prediction(output)
+    need_target(key, name, target)
+    value = _wide(prediction(output))
     if value.shape != target.shape:
         raise ConfigError(
-            "loss",
+            key,
             name,
             f"the model's output is {_what(value)}, the target {_what(target)}",
             allowed="equal shapes",
-            fix="a model whose output has the target's shape",
+            fix=f"a model whose output has the target's shape, or {key}=output if it is a loss",
         )
     return value, target.to(value.dtype)
 
 
-def _need_target(name: str, target: Any) -> None:
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """At least 32-bit floats: a target of 1001 is 1000 in the format of a bf16 output."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+def need_target(key: str, name: str, target: Any) -> None:
+    """Refuse a loss or metric that compares with a target where there is none."""
     if not isinstance(target, torch.Tensor):
         found = "inputs only" if target is None else f"a {type(target).__name__} as target"
         raise ConfigError(
-            "loss",
+            key,
             name,
             f"needs a target, but the dataset gives {found}",
             fix="a dataset of (input, target) rows, or batch.target=<index or key>",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from typing import Any, final
@@ -9,10 +10,18 @@ from typing import Any, final
 import torch
 from torch.nn import functional
 
-from dpexp.batches import map_tensors
+from dpexp.batches import is_flat, like, like_dict, map_tensors
 from dpexp.comm import Comm
 from dpexp.errors import ConfigError
-from dpexp.losses import class_scores, is_classes, own_loss, prediction, same_shape
+from dpexp.losses import (
+    class_scores,
+    is_classes,
+    need_target,
+    own_loss,
+    prediction,
+    same_shape,
+    scores_and_classes,
+)
 from dpexp.schedule import chunk_sizes
 
 
@@ -54,14 +63,17 @@ class RowByRow(Scoring):
         self._values: list[torch.Tensor] = []
 
     def add(self, output: Any, target: Any, rows: int) -> None:
-        if self._metric == "auto":
-            self._metric = _fitting(target)
+        chosen = _fitting(target) if self._metric == "auto" else self._metric
         if rows == 0:
+            self._metric = chosen
             return
-        if self._metric == "output":
+        if chosen == "output":
             values = _own_values(output, rows, self._replicas)
+            if self._metric == "auto" and values.numel() > rows:
+                own_loss(output, None)  # refuses: nobody has said that these are to be averaged
         else:
-            values = _ROWS[self._metric](output, target)
+            values = _ROWS[chosen](output, target)
+        self._metric = chosen
         self._values.append(values.detach().double().reshape(rows, -1).mean(dim=1))
 
     def result(self) -> dict[str, Any] | None:
@@ -92,7 +104,7 @@ class WholeBatches(Scoring):
         self._samples = 0
 
     def add(self, output: Any, target: Any, rows: int) -> None:
-        own = map_tensors(lambda tensor: tensor.detach().cpu(), (_plain(output), target))
+        own = _travelling((output, target))
         gathered = self._comm.gather((own, rows))
         if gathered is None:
             return
@@ -124,22 +136,46 @@ class WholeBatches(Scoring):
         return {"name": self._name, "value": value, "samples": self._samples}
 
 
-def _plain(output: Any) -> Any:
-    """The output as containers that travel between ranks: a library's own class becomes a dict."""
-    return dict(output) if isinstance(output, dict) else output
+def _travelling(value: Any) -> Any:
+    """`value` with its tensors on the CPU and without gradients; objects with fields too."""
+    if _has_fields(value):
+        return _with_fields(value, {k: _travelling(v) for k, v in vars(value).items()})
+    if isinstance(value, (tuple, list)):
+        return like(value, [_travelling(entry) for entry in value])
+    return map_tensors(lambda tensor: tensor.detach().cpu(), value)
 
 
 def _joined(parts: list[Any]) -> Any:
+    """The ranks' parts of a batch, in order, as one."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts) if first.dim() else torch.stack(parts)
     if isinstance(first, dict):
-        return {key: _joined([part[key] for part in parts]) for key in first}
-    if isinstance(first, (tuple, list)) and not isinstance(first[0] if first else "", str):
-        return tuple(_joined(list(entries)) for entries in zip(*parts, strict=True))
-    if isinstance(first, list):
+        return like_dict(first, {key: _joined([part[key] for part in parts]) for key in first})
+    if isinstance(first, list) and is_flat(first):
         return [entry for part in parts for entry in part]
+    if isinstance(first, (tuple, list)):
+        return like(first, [_joined(list(entries)) for entries in zip(*parts, strict=True)])
+    if _has_fields(first):
+        fields = {name: _joined([vars(part)[name] for part in parts]) for name in vars(first)}
+        return _with_fields(first, fields)
     return first
+
+
+def _has_fields(value: Any) -> bool:
+    """Whether it is an object of a class that only holds values, such as a dataclass."""
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (torch.Tensor, dict, tuple, list, type))
+        and not callable(value)
+    )
+
+
+def _with_fields(example: Any, fields: dict[str, Any]) -> Any:
+    changed = copy.copy(example)
+    for name, entry in fields.items():
+        object.__setattr__(changed, name, entry)  # a frozen dataclass has no other way
+    return changed
 
 
 def _fitting(target: Any) -> str:
@@ -161,24 +197,25 @@ def _own_values(output: Any, rows: int, replicas: int) -> torch.Tensor:
 
 
 def _accuracy(output: Any, target: Any) -> torch.Tensor:
+    need_target("metric", "accuracy", target)
     scores = prediction(output)
     if scores.shape == target.shape:  # one logit per row
         return torch.eq(scores > 0, target > 0)
-    return torch.eq(class_scores(scores, target).argmax(dim=1), target)
+    return torch.eq(class_scores(scores, target, "metric", "accuracy").argmax(dim=1), target)
 
 
 def _cross_entropy(output: Any, target: Any) -> torch.Tensor:
-    scores = class_scores(prediction(output), target)
-    return functional.cross_entropy(scores, target.long(), reduction="none")
+    pair = scores_and_classes("metric", output, target)
+    return functional.cross_entropy(*pair, reduction="none")
 
 
 def _mse(output: Any, target: Any) -> torch.Tensor:
-    value, wanted = same_shape("mse", output, target)
+    value, wanted = same_shape("metric", "mse", output, target)
     return (value - wanted).square()
 
 
 def _l1(output: Any, target: Any) -> torch.Tensor:
-    value, wanted = same_shape("l1", output, target)
+    value, wanted = same_shape("metric", "l1", output, target)
     return torch.abs(value - wanted)
 
 

@@ -26,7 +26,7 @@ def build_optimizer(node: dict[str, Any], model: nn.Module, *, zero: bool) -> to
         raise ConfigError(
             "task",
             "train",
-            f"the model ({type(model).__name__}) has no trainable parameter",
+            f"the model ({type(model).__name__.removeprefix('FSDP')}) has no trainable parameter",
             fix="task=forward",
         )
     make = build("optimizer", node, partial=True)

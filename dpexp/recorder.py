@@ -71,6 +71,7 @@ class Recorder:
         # Seconds of the measured steps by phase, one array per flush.
         self._seconds: dict[str, list[Spans]] = {p: [] for p in ("step", *PHASES, *DP_PARTS)}
         self.steps = 0
+        self.epochs = 0  # begun
         self.measured_steps = 0
         self.rows_seen = 0
         self.measured_global_rows = 0
@@ -217,6 +218,7 @@ class Recorder:
 
     def _account(self, records: list[StepRecord]) -> None:
         self.steps += len(records)
+        self.epochs = records[-1].epoch + 1
         self.rows_seen += sum(record.rows for record in records)
         counted = [record.global_rows for record in records if not record.warmup]
         self.measured_steps += len(counted)

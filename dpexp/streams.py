@@ -56,7 +56,10 @@ def fetch_stream(
     for step in count():
         item = next(made, None)
         if isinstance(item, ConfigError):
-            raise item
+            try:
+                raise item
+            finally:
+                del item, made  # else the error's traceback would hold the loader processes
         _compare(comm, step, item, dataset)
         if item is None:
             if step == 0:

@@ -48,21 +48,23 @@ class Training:
         """One step of the optimizer with the gradients that are there; they are gone after it.
 
         With a scaler the step is left out when a gradient is not finite, as it happens while the
-        scaler finds its scale.
+        scaler finds its scale; the learning rate then stays.
         """
         scaler, optimizer = self._scaler, self._optimizer
         if self._clip_norm is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        left_out = False
         if scaler is None:
             optimizer.step()
         else:
             scaler.step(optimizer)
             scale = scaler.get_scale()
             scaler.update()
-            self._skipped += scaler.get_scale() < scale
-        if self._scheduler is not None:
+            left_out = scaler.get_scale() < scale
+            self._skipped += left_out
+        if self._scheduler is not None and not left_out:
             self._scheduler.step()
         optimizer.zero_grad(set_to_none=True)
 

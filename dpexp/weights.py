@@ -90,7 +90,7 @@ def _read(file: Path, name: str) -> StateDict:
     except ImportError as error:
         fix = 'pip install "dpexp[safetensors]"'
         raise ConfigError(KEY, name, "needs the safetensors package", fix=fix) from error
-    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # safetensors has an error class of its own
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, pickle.UnpicklingError):  # torch advises to allow it
             first = "it holds more than tensors and plain values, or is damaged"
@@ -98,7 +98,7 @@ def _read(file: Path, name: str) -> StateDict:
     for inner in ("state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(inner), dict):
             loaded = loaded[inner]
-    if not isinstance(loaded, dict) or not loaded:
+    if not (isinstance(loaded, dict) and loaded and all(isinstance(k, str) for k in loaded)):
         raise _refused(name, f"holds a {type(loaded).__name__}, not a state_dict")
     return loaded
 

@@ -21,7 +21,7 @@ from dpexp.comm import Comm, connect
 from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
-from dpexp.feed import make_feed, pins
+from dpexp.feed import end_notes, make_feed, pins
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.losses import make_loss
 from dpexp.metrics import Scoring, make_scoring
@@ -134,7 +134,10 @@ def _measure(
             run_steps(transfer.ahead(feed.batches), work)
         del work  # it holds the DDP object; see run_rank
     progress.phase = "finish"
-    return _finished(job, strategy, model, report(), facts, training, scoring)
+    late = end_notes(config, feed, recorder.steps, recorder.epochs)
+    late += () if training is None else training.notes()
+    done = _finished(job, strategy, model, report(), facts, scoring)
+    return replace(done, notes=(*done.notes, *late))
 
 
 def _finished(
@@ -143,7 +146,6 @@ def _finished(
     model: torch.nn.Module,
     done: RankResult,
     facts: dict[str, Any],
-    training: Training | None,
     scoring: Scoring | None,
 ) -> RankResult:
     """What there is to say after the last step. All ranks meet here."""
@@ -154,8 +156,7 @@ def _finished(
         if job.plan.config.save_weights:
             save_weights(state, job.folder / "weights.pt")
     strategy.close()
-    late = () if training is None else training.notes()
-    return replace(done, metric=metric, notes=(*done.notes, *late), model=facts)
+    return replace(done, metric=metric, model=facts)
 
 
 @contextmanager

@@ -123,7 +123,10 @@ def test_in_fp16_one_overflow_leaves_out_the_update_of_all_parameters_on_all_dev
 ) -> None:
     # Gradients 0.1 and 10 of a weight's two rows, which are on different ranks under fsdp.
     overrides = {**EVERY, "zero": (*SPREAD["ddp on 2"], "parallel.zero=true")}[spread]
-    two = (*data("one_far_target"), *model("torch.nn.Linear", in_features=1, out_features=2))
+    two = (
+        *data("usermetrics.one_far_target"),
+        *model("torch.nn.Linear", in_features=1, out_features=2),
+    )
     got = run(*SAVE, *two, "precision=fp16", "batch_size=4", *clip, *overrides)
     assert skipped(got) == 1
     assert got.result.model["final_sha256"] == got.result.model["initial_sha256"]
@@ -201,7 +204,7 @@ def test_a_communication_hook_trains_nearly_like_plain_ddp(
 # not make it overflow, and no update is left out.
 
 FORMATS = {"bf16": 1e-2, "fp16": 1.5e-3}
-SMALL = ("loss={_target_: usermodels.small_mse}", "task=train", "save_weights=true")
+SMALL = ("loss={_target_: usermetrics.small_mse}", "task=train", "save_weights=true")
 SMALL_STEPS = (*SMALL, "optimizer.lr=10", "epochs=null", "steps=4", *UNEVEN, *MLP)
 
 

@@ -32,8 +32,8 @@ def test_a_batch_size_is_a_number_or_auto(size: Any) -> None:
     accepted(batch_size=size)
 
 
-@pytest.mark.parametrize("size", ["many", "", "AUTO", "32"])
-def test_another_word_for_the_batch_size_is_refused(size: str) -> None:
+@pytest.mark.parametrize("size", ["many", "", "AUTO", "32", 30.0, None, True])
+def test_another_value_for_the_batch_size_is_refused(size: Any) -> None:
     error = refusal(batch_size=size)
     assert (error.key, error.value) == ("batch_size", size)
     assert error.allowed == "auto, or a whole number of at least 1"
@@ -229,7 +229,7 @@ def test_powersgd_has_least_values(key: str, least: int, fix: str) -> None:
     error = refusal("ddp", parallel={key: least - 1})
     assert (error.key, error.allowed) == (f"parallel.{key}", f"{least} or more")
     assert error.fix == f"parallel.{key}{fix}"
-    accepted("ddp", parallel={key: least, "comm_hook": CommHook.powersgd})
+    accepted("ddp", task=Task.train, parallel={key: least, "comm_hook": CommHook.powersgd})
 
 
 @pytest.mark.parametrize("wrap", ["blocks", "model", ["Block"], ["Block", "Head"], 1, 10**6])

@@ -114,8 +114,6 @@ def test_a_learning_rate_written_as_text_becomes_a_number(lr: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("batch_size", 30.0, "a whole number or text"),
-        ("batch_size", None, "a whole number or text"),
         ("accumulate", "2", "a whole number"),
         ("clip_grad_norm", "much", "a number or null"),
         ("precision", "fp8", "fp32, tf32, bf16, fp16"),

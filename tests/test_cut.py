@@ -77,12 +77,20 @@ def test_keywords_and_target_are_cut_too() -> None:
 
 
 def test_a_micro_batch_of_no_rows_gets_those_of_the_first_one() -> None:
-    pieces = cut_one(FIVE, (2, 2, 1, 0))
+    pieces = args_of(cut(Inputs((FIVE,), {}, None), 5, (2, 2, 1, 0), longest=2))
     assert [piece.tolist() for piece in pieces] == [[0.0, 1.0], [2.0, 3.0], [4.0], [0.0, 1.0]]
 
 
 def test_with_no_row_of_its_own_every_micro_batch_is_borrowed() -> None:
-    assert [piece.tolist() for piece in cut_one(FIVE, (0, 0))] == [FIVE.tolist()] * 2
+    pieces = args_of(cut(Inputs((FIVE,), {}, None), 5, (0, 0), longest=3))
+    assert [piece.tolist() for piece in pieces] == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_constants_of_the_call_are_not_cut() -> None:
+    inputs = Inputs((FIVE,), {"sizes": [1, 2, 3, 4, 5], "names": list("abcde")}, None)
+    first, second = cut(inputs, 5, (2, 3), constants={"sizes"})
+    assert first.kwargs == {"sizes": [1, 2, 3, 4, 5], "names": ["a", "b"]}
+    assert second.kwargs == {"sizes": [1, 2, 3, 4, 5], "names": ["c", "d", "e"]}
 
 
 def test_the_batch_itself_is_not_changed() -> None:
@@ -156,12 +164,10 @@ def test_a_rank_with_fewer_rows_borrows_for_its_last_micro_batches() -> None:
     assert micro(on_rank("ddp", 1, 2, 4), 7) == [([4], 1), ([5], 1), ([6], 1), ([4], 0)]
 
 
-@pytest.mark.xfail(reason="an idle rank computes on all borrowed rows each time", strict=True)
 def test_an_idle_ranks_micro_batches_are_no_larger_than_the_others() -> None:
     assert [len(rows) for rows, _ in micro(on_rank("ddp", 3, 4, 2), 9)] == [2, 2]
 
 
-@pytest.mark.xfail(reason="rows of a rank with fewer rows than device 0 are lost", strict=True)
 @example(13, 2, 6)  # 7 rows in micro-batches of 2, but 6 rows in micro-batches of 1
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 6))
 def test_each_row_of_a_step_counts_once(rows: int, world_size: int, accumulate: int) -> None:

@@ -190,14 +190,17 @@ def test_the_table_of_keys_states_the_defaults() -> None:
     assert isinstance(config, dict)
     options = [node for node in config["defaults"] if isinstance(node, dict)]
     chosen = {group: option for node in options for group, option in node.items()}
-    ddp = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/parallel/ddp.yaml"))
-    assert isinstance(ddp, dict)
+    options_of: dict[object, object] = {}
+    for strategy in ("fsdp", "ddp"):
+        loaded = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/parallel/{strategy}.yaml"))
+        assert isinstance(loaded, dict)
+        options_of |= loaded
     for key, stated in _key_table().items():
         if key == "parallel.strategy":
             continue  # it is the group's own
         group, _, name = key.partition(".")
         if group == "parallel" and name:
-            default = ddp[name]
+            default = options_of[name]
         elif group in GROUPS:
             default = chosen[group]
         else:

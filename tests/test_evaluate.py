@@ -18,7 +18,7 @@ LIN1 = model("usercode.Lin1")
 SPREADS = ["none", "dp on 1", "dp on 2", "dp on 3"]
 SPREADS += ["ddp on 1", "ddp on 2", "ddp on 3", "fsdp on 2"]
 KINDS = ["map", "stream"]
-EVAL5 = {"map": data("eval5"), "stream": data("Stream", of="eval5")}
+EVAL5 = {"map": data("usermetrics.eval5"), "stream": data("usermetrics.Stream", of="eval5")}
 
 
 def numbers(count: int, kind: str = "map") -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def numbers(count: int, kind: str = "map") -> tuple[str, ...]:
     listed = f"[{','.join(map(str, range(count)))}]"
     if kind == "map":
         return data("usercode.column", values=listed)
-    return data("Stream", of="column", values=listed)
+    return data("usermetrics.Stream", of="column", values=listed)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,9 @@ def metric(run: dpexp.Run) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spread", SPREADS)
 def test_four_of_five_are_right(run: Runs, spread: str, kind: str) -> None:
-    got = run(*EVALUATE, *EVAL5[kind], *model("SaysOne"), "batch_size=2", *EVERY[spread])
+    got = run(
+        *EVALUATE, *EVAL5[kind], *model("usermetrics.SaysOne"), "batch_size=2", *EVERY[spread]
+    )
     assert metric(got) == {"name": "accuracy", "value": 0.8, "samples": 5}
 
 
@@ -57,7 +59,7 @@ def test_four_of_five_are_right_from_two_loader_processes(
     run: Runs, spread: str, kind: str
 ) -> None:
     loader = ("batch_size=2", "loader.workers=2")
-    got = run(*EVALUATE, *EVAL5[kind], *model("SaysOne"), *loader, *EVERY[spread])
+    got = run(*EVALUATE, *EVAL5[kind], *model("usermetrics.SaysOne"), *loader, *EVERY[spread])
     assert metric(got) == {"name": "accuracy", "value": 0.8, "samples": 5}
 
 
@@ -88,7 +90,7 @@ def test_ten_rows_a_batch_are_five_for_each_rank(
 def test_a_mean_that_the_model_returns_is_weighted_by_its_rows(run: Runs, spread: str) -> None:
     # Of 9 rows in batches of 4 the parts are unequal under every strategy.
     inputs = data("usercode.inputs_only", values="[0,1,2,3,4,5,6,7,8]")
-    got = run(*EVALUATE, *inputs, *model("MeanOutput"), "batch_size=4", *EVERY[spread])
+    got = run(*EVALUATE, *inputs, *model("usermetrics.MeanOutput"), "batch_size=4", *EVERY[spread])
     assert metric(got)["value"] == pytest.approx(4.0, abs=1e-6)
     assert metric(got)["samples"] == 9
 
@@ -99,7 +101,7 @@ def test_a_mean_that_the_model_returns_is_weighted_by_its_rows(run: Runs, spread
 @pytest.mark.parametrize("name", ["absolute", "mean_absolute"])
 @pytest.mark.parametrize("spread", ["none", "dp on 3", "ddp on 2", "ddp on 3"])
 def test_a_users_function_is_a_mean_over_rows(run: Runs, spread: str, name: str) -> None:
-    own = f"metric={{_target_: usermodels.{name}}}"
+    own = f"metric={{_target_: usermetrics.{name}}}"
     got = run(*EVALUATE, *numbers(9), *LIN1, own, "batch_size=4", *EVERY[spread])
     assert metric(got)["name"] == name
     assert metric(got)["value"] == pytest.approx(4.0, abs=1e-6)
@@ -113,7 +115,7 @@ def test_a_users_function_is_a_mean_over_rows(run: Runs, spread: str, name: str)
 def test_an_object_with_update_and_compute_sees_each_row_once(
     run: Runs, spread: str, workers: int
 ) -> None:
-    own = ("metric={_target_: usermodels.Largest}", "batch_size=4", *EVERY[spread])
+    own = ("metric={_target_: usermetrics.Largest}", "batch_size=4", *EVERY[spread])
     loader = (f"loader.workers={workers}",) if workers else ()
     got = run(*EVALUATE, *numbers(9), *LIN1, *own, *loader)
     assert metric(got) == {"name": "Largest", "value": 8.009, "samples": 9}
@@ -124,8 +126,8 @@ def test_an_object_with_update_and_compute_sees_each_row_once(
 def test_a_users_function_gets_whole_batches_of_a_users_output(
     run: Runs, kind: str, spread: str
 ) -> None:
-    own = ("metric={_target_: usermodels.mean_logits}", "batch_size=4", *EVERY[spread])
-    got = run(*EVALUATE, *numbers(9), *model("Fielded", kind=kind), *own)
+    own = ("metric={_target_: usermetrics.mean_logits}", "batch_size=4", *EVERY[spread])
+    got = run(*EVALUATE, *numbers(9), *model("usermetrics.Fielded", kind=kind), *own)
     assert metric(got)["value"] == pytest.approx(4.0, abs=1e-6)
     assert metric(got)["samples"] == 9
 
@@ -148,8 +150,8 @@ def event_files(folder: Path) -> list[Path]:
     ("asked", "tag", "value"),
     [
         ("metric=l1", "metric/l1", 4.0),
-        ("metric={_target_: usermodels.absolute}", "metric/absolute", 4.0),
-        ("metric={_target_: usermodels.Largest}", "metric/Largest", 8.009),
+        ("metric={_target_: usermetrics.absolute}", "metric/absolute", 4.0),
+        ("metric={_target_: usermetrics.Largest}", "metric/Largest", 8.009),
     ],
 )
 def test_the_metric_is_a_scalar_and_a_column_of_hparams(
@@ -167,7 +169,9 @@ def test_the_metric_is_a_scalar_and_a_column_of_hparams(
 
 def test_an_evaluation_changes_no_weight(run: Runs) -> None:
     for spread in SPREADS:
-        got = run(*EVALUATE, *EVAL5["map"], *model("SaysOne"), "batch_size=2", *EVERY[spread])
+        got = run(
+            *EVALUATE, *EVAL5["map"], *model("usermetrics.SaysOne"), "batch_size=2", *EVERY[spread]
+        )
         facts = got.result.model
         assert facts["final_sha256"] == facts["initial_sha256"]
 

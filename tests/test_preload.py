@@ -82,7 +82,6 @@ def test_the_tensors_lie_on_the_device() -> None:
     assert (x.device.type, y.device.type) == ("meta", "meta")
 
 
-@pytest.mark.xfail(reason="preload._select takes the columns for rows", strict=True)
 def test_as_many_texts_in_a_row_as_rows_stay_texts_of_their_rows() -> None:
     batch = fetched(preload(Texts(2), CPU), [1])
     assert [list(entry) for entry in batch["pair"]] == [["a1"], ["b1"]]

@@ -138,7 +138,6 @@ def test_without_such_a_gradient_there_is_no_note(scaled: bool) -> None:
     assert own.notes() == ()
 
 
-@pytest.mark.xfail(reason="torch warns that the schedule moved before the optimizer", strict=True)
 @pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
 def test_a_left_out_first_update_is_not_taken_for_a_mistake_of_the_schedule() -> None:
     model = one_weight()

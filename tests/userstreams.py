@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ def sign(path: str) -> None:
 class Failing:
     """Ends or stops its loader process in the way `how`, on one rank, at row `at`."""
 
-    def __init__(self, how: str, path: str, rank: int = 0, at: int = 50) -> None:
+    def __init__(self, how: str, path: str, rank: int = 0, at: int = 55) -> None:
         self.how, self.path, self.rank, self.at = how, path, rank, at
         self.made_in = os.getpid()  # the rank; a loader process is another one
 
@@ -41,6 +42,8 @@ class Failing:
         return row_of(index)
 
     def fail(self) -> None:
+        if self.how != "linger":
+            time.sleep(0.5)  # until the rank has used what there is and waits
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "terminate":
@@ -51,6 +54,9 @@ class Failing:
             os._exit(0)
         if self.how == "exit":
             sys.exit(3)
+        if self.how == "linger":  # it has let go of its batches, but is there for another second
+            threading.Thread(target=time.sleep, args=(1,)).start()
+            sys.exit(0)
         if self.how == "hang":
             time.sleep(600)
 
@@ -68,7 +74,7 @@ class FailingLoader(Failing, Dataset[Any]):
 class FailingStream(IterableDataset[Any]):
     """The same as a stream, of which every loader process reads all rows."""
 
-    def __init__(self, how: str, path: str, rank: int = 0, at: int = 50) -> None:
+    def __init__(self, how: str, path: str, rank: int = 0, at: int = 55) -> None:
         self.rows = FailingLoader(how, path, rank, at)
 
     def __iter__(self) -> Iterator[Any]:
@@ -98,6 +104,18 @@ class Wide(torch.nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.layer(rows.mean(dim=1, keepdim=True))
+
+
+class Slow(torch.nn.Module):
+    """A linear layer that takes 0.2 s per call, so that batches wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.2)
+        return self.layer(rows)
 
 
 class Signing(Dataset[Any]):

@@ -95,10 +95,12 @@ class Strategy(ABC):
         if self._accumulate == 1:
             return ((inputs, own),)
         most = chunk_sizes(global_rows, self.plan.num_processes)[0]
-        count = sum(size > 0 for size in chunk_sizes(most, self._accumulate))
-        sizes = chunk_sizes(own, self._accumulate)[:count]
+        longest, *others = [size for size in chunk_sizes(most, self._accumulate) if size]
+        starts = range(0, longest * (1 + len(others)), longest)
+        sizes = [max(0, min(longest, own - start)) for start in starts]
         held = own or most  # a rank without rows has borrowed those of device 0
-        return list(zip(cut(inputs, held, sizes), sizes, strict=True))
+        constants = self.plan.config.forward_kwargs
+        return list(zip(cut(inputs, held, sizes, longest, constants), sizes, strict=True))
 
     def synchronised(self, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of a micro-batch: whether gradients are exchanged.
