@@ -22,7 +22,7 @@ def weights(run: dpexp.Run) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu() for name, tensor in state.items()}
 
 
-@pytest.mark.parametrize("parallel", ["none", "dp", "ddp"])
+@pytest.mark.parametrize("parallel", ["none", "dp", "ddp", "fsdp"])
 def test_one_cuda_device_gives_the_weights_of_the_cpu(parallel: str, workdir: Path) -> None:
     options = [*MLP, "num_devices=1", "save_weights=true"]
     on_cpu = dpexp.run([*options, "device=cpu"])
@@ -47,13 +47,45 @@ def test_device_time_phases_add_up_to_the_step_and_memory_is_that_of_the_device(
             assert total == pytest.approx(float(row["step_s"]), rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "loader.preload=device",
+        "loader.workers=2",
+        "loader.pin_memory=false",
+        "accumulate=3",
+        "prepare.compile=true",
+    ],
+)
+def test_ways_to_the_device_give_the_same_weights(option: str, workdir: Path) -> None:
+    options = [*MLP, "device=cuda", "save_weights=true"]
+    plain, other = dpexp.run(options), dpexp.run([*options, option])
+    for name, expected in weights(plain).items():
+        torch.testing.assert_close(weights(other)[name], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_a_shorter_format_gives_weights_near_those_of_fp32(precision: str, workdir: Path) -> None:
+    options = [*MLP, "device=cuda", "save_weights=true"]
+    plain, short = dpexp.run(options), dpexp.run([*options, f"precision={precision}"])
+    for name, expected in weights(plain).items():
+        torch.testing.assert_close(weights(short)[name], expected, atol=1e-2, rtol=1e-2)
+
+
+def test_the_largest_batch_is_found_by_the_devices_memory(workdir: Path) -> None:
+    run = dpexp.run(
+        ["device=cuda", "batch_size=auto", "dataset.rows=4096", "task=train", "warmup_steps=0"]
+    )
+    assert run.result.batch == {"global": 4096, "per_device": 4096}  # the dataset is smaller
+
+
 def test_a_device_number_that_is_not_there_is_refused(workdir: Path) -> None:
     with pytest.raises(dpexp.ConfigError, match="device='cuda:99'"):
         dpexp.run(["device=cuda:99"])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("parallel", ["dp", "ddp"])
+@pytest.mark.parametrize("parallel", ["dp", "ddp", "fsdp"])
 def test_two_cuda_devices_give_the_weights_of_one(parallel: str, workdir: Path) -> None:
     options = [*MLP, "device=cuda", "save_weights=true"]
     one = dpexp.run([*options, "num_devices=1"])
