@@ -90,6 +90,19 @@ class Slow(nn.Module):
         return self.layer(rows)
 
 
+class Hungry(nn.Module):
+    """A linear layer that uses so much memory for each row while it is called."""
+
+    def __init__(self, mib_per_row: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.mib_per_row = mib_per_row
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        held = torch.ones(len(rows), self.mib_per_row * 2**18)
+        return self.layer(rows) + 0 * held[:, :2]
+
+
 class Ticking(Slow):
     """Slow, and appends a dot to `<path>.<rank>` when a call is over."""
 
