@@ -93,7 +93,7 @@ def test_torchruns_processes_cannot_search() -> None:
         find_batch_size(config, facts, Path())
 
 
-# A row of it takes 8 MiB, which forward holds until the step's end.
+# A row takes 8 MiB, until the step's end.
 HUNGRY = [
     "model=custom",
     "model._target_=usercode.Hungry",
@@ -144,13 +144,13 @@ def test_a_failure_that_is_not_of_memory_ends_the_search(cli: Cli, tmp_path: Pat
 def test_each_cell_of_a_sweep_searches_for_itself(cli: Cli, tmp_path: Path) -> None:
     ended = cli(
         "-m", *HUNGRY, "++model.mib_per_row=64", "parallel=none,dp", "num_devices=1,2", "task=train",
-        "batch_search.process_memory_mib=600", f"hydra.sweep.dir={tmp_path / 'sweep'}",
+        "batch_search.process_memory_mib=500", f"hydra.sweep.dir={tmp_path / 'sweep'}",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     runs = {path.parent.name: read_run(path) for path in (tmp_path / "sweep").glob("*/run.json")}
     found = {name: run["batch_search"] for name, run in runs.items() if run["status"] == "ok"}
     assert set(found) == {"0_none_n1", "2_dp_n1", "3_dp_n2"}
-    assert all(len(search["tries"]) > 2 for search in found.values())
+    assert all(len(search["tries"]) >= 2 for search in found.values())
 
 
 def test_training_is_tried_with_the_optimizers_state() -> None:

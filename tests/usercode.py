@@ -91,7 +91,7 @@ class Slow(nn.Module):
 
 
 class Hungry(nn.Module):
-    """A linear layer that uses so much memory for each row while it is called."""
+    """A linear layer whose output holds so much memory for each row."""
 
     def __init__(self, mib_per_row: int) -> None:
         super().__init__()
@@ -100,7 +100,8 @@ class Hungry(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         held = torch.ones(len(rows), self.mib_per_row * 2**18)
-        return self.layer(rows) + 0 * held[:, :2]
+        held[:, :2] = self.layer(rows)
+        return held[:, :2]  # a view
 
 
 class Ticking(Slow):
