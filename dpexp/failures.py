@@ -31,6 +31,10 @@ _LOST = (
     "NCCL communicator was aborted",
 )
 _OWN = Path(dpexp.__file__).parent
+_UNUSED = (
+    "ddp waits for the gradient of every parameter, and some got none in the step before: the "
+    "model does not use them. Try: parallel.find_unused_parameters=true"
+)
 LOST_PEER = "LostPeer"  # ErrorRecord.type of a rank that failed because another one had left
 
 
@@ -94,6 +98,8 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
     loader = loader_failure(text, plan)
     if loader is not None:
         return loader[0], name, loader[1]
+    if "Expected to have finished reduction in the prior iteration" in text:
+        return "user_error", name, _UNUSED
     if plan.num_processes > 1 and "Timed out" in text:
         limit = f"{plan.config.parallel.timeout_s:g} s"
         return (

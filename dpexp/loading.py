@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any, final
@@ -13,7 +14,11 @@ from dpexp.collate import collate_of
 from dpexp.errors import ConfigError
 from dpexp.schedule import GlobalBatch, Indices, Schedule
 from dpexp.schema import LoaderConfig
+from dpexp.timing import now_s
 
+LOOK_S = 1.0  # how often loader processes are looked at while a batch is waited for
+DYING_S = 1.5  # how long one may take to end after it has left a batch unreadable
+_DONE = object()
 Choose = Callable[[Indices], Indices]
 Batches = Iterator[tuple[GlobalBatch, Any]]
 
@@ -87,7 +92,7 @@ def start_workers(
     """
     collate = _Sealing(collate_of(dataset)) if sampler is not None else _as_it_is
     options: dict[str, Any] = {"batch_sampler": sampler} if sampler else {"batch_size": None}
-    return iter(
+    started = iter(
         DataLoader(
             dataset,
             **options,
@@ -95,13 +100,55 @@ def start_workers(
             collate_fn=collate,
             prefetch_factor=loader.prefetch,
             pin_memory=pin,
-            timeout=loader.timeout_s,
+            timeout=min(LOOK_S, loader.timeout_s),
             generator=torch.Generator().manual_seed(seed),
             # A rank's own default is the fork server: each rank would start another one, which
             # imports torch again, and whose children nobody ends when the rank is killed.
             multiprocessing_context="fork",
         )
     )
+    return _watched(started, loader.timeout_s)
+
+
+def _watched(started: Any, timeout_s: float) -> Iterator[Any]:
+    """The batches of loader processes, as long as all of them live and none takes too long.
+
+    torch looks for dead ones only when its time-out is over, and what a dying one leaves behind can
+    come out as an error of a socket; so the wait is cut into short ones, and after any error the
+    processes are looked at.
+
+    Raises:
+        RuntimeError: in torch's words, "DataLoader worker …" or "DataLoader timed out …".
+    """
+    began_s = now_s()
+    while True:
+        try:
+            batch = next(started, _DONE)
+        except (RuntimeError, OSError, EOFError) as error:
+            timed_out = "DataLoader timed out" in str(error)
+            if not (timed_out and now_s() - began_s < timeout_s):
+                _raise_for_dead(started, error, wait=not timed_out)
+                raise
+            continue
+        if batch is _DONE:
+            return
+        yield batch
+        began_s = now_s()
+
+
+def _raise_for_dead(started: Any, error: BaseException, *, wait: bool) -> None:
+    """Name a loader process that has died, and how. Errors raised in a living one are its own."""
+    if "Original Traceback" in str(error):
+        return
+    for process, wanted in zip(started._workers, started._workers_status, strict=True):
+        if not wanted:  # it has come to the end of a stream
+            continue
+        process.join(DYING_S if wait else 0)
+        code = process.exitcode
+        if code is not None:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            text = f"DataLoader worker (pid {process.pid}) exited unexpectedly: {how}"
+            raise RuntimeError(text) from error
 
 
 def takes_arrays(dataset: Any) -> bool:

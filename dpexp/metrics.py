@@ -199,8 +199,8 @@ def _own_values(output: Any, rows: int, replicas: int) -> torch.Tensor:
 def _accuracy(output: Any, target: Any) -> torch.Tensor:
     need_target("metric", "accuracy", target)
     scores = prediction(output)
-    if scores.shape == target.shape:  # one logit per row
-        return torch.eq(scores > 0, target > 0)
+    if scores.shape in (target.shape, (*target.shape, 1)):  # one logit per row
+        return torch.eq(scores.reshape(target.shape) > 0, target > 0)
     return torch.eq(class_scores(scores, target, "metric", "accuracy").argmax(dim=1), target)
 
 
