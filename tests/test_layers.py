@@ -58,6 +58,7 @@ LAYERS: dict[int, list[str]] = {
         "prepare",
         "parallel",
         "parallel.base",
+        "parallel.chunks",
         "parallel.ddp",
         "parallel.dp",
         "parallel.fsdp",

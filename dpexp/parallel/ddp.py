@@ -12,16 +12,16 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from dpexp.batches import Inputs
 from dpexp.parallel.base import Strategy
+from dpexp.parallel.chunks import own_or_borrowed, weighted
 from dpexp.parallel.hooks import add_comm_hook
-from dpexp.schedule import Indices, chunk_of, chunk_sizes
+from dpexp.schedule import Indices, chunk_sizes
 
 
 @final
 class DistributedDataParallel(Strategy):
     """Rank r takes chunk r of the global batch; DDP averages the gradients.
 
-    A rank without rows in a step still has to take part in DDP's collectives. It borrows the
-    rows of chunk 0, the ones that are sure to fit the model, and its loss weighs 0.
+    A rank without rows in a step borrows those of chunk 0 (chunks.py).
     """
 
     def wrap(self, model: nn.Module) -> None:
@@ -48,8 +48,7 @@ class DistributedDataParallel(Strategy):
         add_comm_hook(self._wrapped, options)
 
     def choose_rows(self, rows: Indices) -> Indices:
-        own = chunk_of(rows, self.comm.rank, self.comm.world_size)
-        return own if len(own) else chunk_of(rows, 0, self.comm.world_size)
+        return own_or_borrowed(rows, self.comm)
 
     def own_rows(self, global_rows: int) -> int:
         return chunk_sizes(global_rows, self.comm.world_size)[self.comm.rank]
@@ -59,11 +58,7 @@ class DistributedDataParallel(Strategy):
         return self._noted(self._model, inputs)
 
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
-        # DDP divides the sum of the ranks' gradients by the world size; the single device's
-        # gradient is the sum of the ranks' mean gradients weighted by rows / global rows.
-        weight = rows * self.comm.world_size / global_rows
-        loss = self._scalar(loss)
-        return loss if weight == 1.0 else loss * weight
+        return weighted(self._scalar(loss), rows, global_rows, self.comm)
 
     def synchronised(self, last: bool) -> AbstractContextManager[Any]:
         if last or self._wrapped is None:

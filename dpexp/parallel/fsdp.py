@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from dpexp.batches import Inputs
 from dpexp.errors import ConfigError
 from dpexp.parallel.base import Strategy
-from dpexp.schedule import Indices, chunk_of, chunk_sizes
+from dpexp.parallel.chunks import own_or_borrowed, weighted
+from dpexp.schedule import Indices, chunk_sizes
 
 
 @final
@@ -35,8 +36,7 @@ class FullyShardedDataParallel(Strategy):
         self._model = cast(FSDPModule, model)
 
     def choose_rows(self, rows: Indices) -> Indices:
-        own = chunk_of(rows, self.comm.rank, self.comm.world_size)
-        return own if len(own) else chunk_of(rows, 0, self.comm.world_size)
+        return own_or_borrowed(rows, self.comm)
 
     def own_rows(self, global_rows: int) -> int:
         return chunk_sizes(global_rows, self.comm.world_size)[self.comm.rank]
@@ -46,10 +46,7 @@ class FullyShardedDataParallel(Strategy):
         return self._noted(cast(nn.Module, self._model), inputs)
 
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
-        # As in ddp.py: FSDP, too, divides the sum of the ranks' gradients by the world size.
-        weight = rows * self.comm.world_size / global_rows
-        loss = self._scalar(loss)
-        return loss if weight == 1.0 else loss * weight
+        return weighted(self._scalar(loss), rows, global_rows, self.comm)
 
     def synchronised(self, last: bool) -> AbstractContextManager[Any]:
         return super().synchronised(last) if last else self._unsynchronised()
