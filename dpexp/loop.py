@@ -118,6 +118,9 @@ def _forward_backward(
     strategy.parts.clear()
     micro_batches = strategy.micro_batches(inputs, global_rows)
     left, total, output = len(micro_batches), None, None
+    counted = None
+    if training is not None:
+        counted = training.counted(inputs.target, strategy.own_rows(global_rows))
     for micro, rows in micro_batches:
         left -= 1
         progress.phase = "forward"
@@ -126,8 +129,9 @@ def _forward_backward(
             with work.autocast:
                 output = strategy.forward(micro, rows)
                 if training is not None:
-                    own = training.loss_of(output, micro.target)
-                    loss = strategy.weigh(own, rows, global_rows)
+                    loss = training.share(
+                        output, micro.target, rows, global_rows, counted, strategy
+                    )
             marks.append(mark())
             if training is None or loss is None:
                 marks.append(marks[-1])

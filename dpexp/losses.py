@@ -11,6 +11,7 @@ from torch.nn import functional
 from dpexp.errors import ConfigError
 
 Loss = Callable[[Any, Any], torch.Tensor]
+IGNORED = -100  # torch's cross_entropy leaves targets of this number out of its mean
 
 
 def make_loss(loss: Any, custom: Loss | None) -> Loss:
@@ -120,14 +121,15 @@ def is_classes(target: Any) -> bool:
 
 
 def _auto(output: Any, target: Any) -> torch.Tensor:
-    if target is None or _has_own_loss(output):
+    if target is None or has_own_loss(output):
         return own_loss(output, target)
     if is_classes(target):
         return _cross_entropy(output, target)
     return _mse(output, target)
 
 
-def _has_own_loss(output: Any) -> bool:
+def has_own_loss(output: Any) -> bool:
+    """Whether the model's output brings its loss as an entry or a field."""
     entry = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     return isinstance(entry, torch.Tensor)
 
@@ -147,6 +149,11 @@ def _bce_with_logits(output: Any, target: Any) -> torch.Tensor:
 
 def _cross_entropy(output: Any, target: Any) -> torch.Tensor:
     return functional.cross_entropy(*scores_and_classes("loss", output, target))
+
+
+def summed_cross_entropy(output: Any, target: Any) -> torch.Tensor:
+    """The cross-entropy added up over the targets that count; 0-dim."""
+    return functional.cross_entropy(*scores_and_classes("loss", output, target), reduction="sum")
 
 
 def scores_and_classes(key: str, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,7 @@ from dpexp.batches import is_flat, like, like_dict, map_tensors
 from dpexp.comm import Comm
 from dpexp.errors import ConfigError
 from dpexp.losses import (
+    IGNORED,
     class_scores,
     is_classes,
     need_target,
@@ -52,15 +53,16 @@ class Scoring(ABC):
 
 @final
 class RowByRow(Scoring):
-    """A metric that is a mean over rows: every rank finds its own rows' values.
+    """A metric that is a mean over rows, or over what they have: every rank finds its own rows'.
 
+    Targets that a cross-entropy leaves out count for neither accuracy nor cross-entropy.
     The values are added up without rounding (math.fsum), so the mean does not depend on which
     rank had which row.
     """
 
     def __init__(self, metric: str, comm: Comm, replicas: int) -> None:
         self._metric, self._comm, self._replicas = metric, comm, replicas
-        self._values: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []  # per row: the sum over what it has, and how much
 
     def add(self, output: Any, target: Any, rows: int) -> None:
         chosen = _fitting(target) if self._metric == "auto" else self._metric
@@ -74,16 +76,22 @@ class RowByRow(Scoring):
         else:
             values = _ROWS[chosen](output, target)
         self._metric = chosen
-        self._values.append(values.detach().double().reshape(rows, -1).mean(dim=1))
+        counts = torch.ones_like(values, dtype=torch.bool)
+        if chosen in ("accuracy", "cross_entropy") and is_classes(target):
+            counts = (target != IGNORED).reshape(values.shape)
+        whole = torch.where(counts, values.detach().double(), 0.0).reshape(rows, -1).sum(dim=1)
+        self._values.append(torch.stack([whole, counts.reshape(rows, -1).sum(dim=1)], dim=1))
 
     def result(self) -> dict[str, Any] | None:
         own = torch.cat(self._values).tolist() if self._values else []
         gathered = self._comm.gather(own)
         if gathered is None:
             return None
-        values = [value for each in gathered for value in each]
-        total = math.fsum(values) if all(map(math.isfinite, values)) else math.nan
-        return {"name": self._metric, "value": total / len(values), "samples": len(values)}
+        rows = [row for each in gathered for row in each]
+        sums, counts = [row[0] for row in rows], sum(row[1] for row in rows)
+        total = math.fsum(sums) if all(map(math.isfinite, sums)) else math.nan
+        value = total / counts if counts else math.nan
+        return {"name": self._metric, "value": value, "samples": len(rows)}
 
 
 @final

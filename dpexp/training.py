@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from dpexp.losses import Loss
+from dpexp.losses import Loss, has_own_loss, summed_cross_entropy
+from dpexp.masking import MaskedTargets
+from dpexp.parallel import Strategy
 
 
 @final
@@ -19,6 +21,7 @@ class Training:
         scaler: of the loss, for fp16; None for other formats.
         clip_norm: largest norm of the gradient over all parameters; None = no clipping.
         scheduler: moves the learning rate after each step; None = constant.
+        masked: counts the targets of a step that a cross-entropy does not leave out.
     """
 
     def __init__(
@@ -29,6 +32,7 @@ class Training:
         scaler: torch.amp.GradScaler | None,
         clip_norm: float | None,
         scheduler: LRScheduler | None,
+        masked: MaskedTargets,
     ) -> None:
         self.loss_of = loss_of
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -37,6 +41,31 @@ class Training:
         self._clip_norm = clip_norm
         self._scheduler = scheduler
         self._skipped = 0
+        self._masked = masked
+
+    def counted(self, target: Any, rows: int) -> float | None:
+        """The targets of a step that count, over all ranks; None: all do."""
+        return self._masked.counted(target, rows)
+
+    def share(
+        self,
+        output: Any,
+        target: Any,
+        rows: int,
+        global_rows: int,
+        counted: float | None,
+        strategy: Strategy,
+    ) -> torch.Tensor:
+        """What a micro-batch adds to the step's loss, weighted so that gradients are right.
+
+        Args:
+            rows: of this micro-batch; 0 = borrowed, which adds nothing.
+            counted: of the step, as of :meth:`counted`.
+        """
+        if counted is None or has_own_loss(output):
+            return strategy.weigh(self.loss_of(output, target), rows, global_rows)
+        weight = strategy.comm.world_size / counted if rows else 0.0
+        return summed_cross_entropy(output, target) * weight
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the loss's gradient to the parameters' gradients."""
@@ -70,9 +99,11 @@ class Training:
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result may not expect."""
+        masked = self._masked.notes()
         if not self._skipped:
-            return ()
+            return masked
         return (
+            *masked,
             f"precision=fp16: {self._skipped} updates were left out because a gradient was not "
             "finite; this happens while the scaler finds its scale, and not under every strategy "
             "in the same steps",

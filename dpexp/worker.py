@@ -24,6 +24,7 @@ from dpexp.errors import NonFiniteLossError
 from dpexp.feed import end_notes, make_feed, pins
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.losses import make_loss
+from dpexp.masking import MaskedTargets
 from dpexp.metrics import Scoring, make_scoring
 from dpexp.optimizers import build_lr_scheduler, build_optimizer
 from dpexp.parallel import Context, Strategy, make_strategy
@@ -103,7 +104,7 @@ def _measure(
     strategy.wrap(model)
     compile_model(model, config.prepare)
     model.train(config.task is not Task.evaluate)
-    training = _training(plan, model, device, feed.steps)
+    training = _training(plan, comm, model, device, feed.steps)
     scoring = _scoring(plan, comm)
     seed_all(seed_of_rank(config.seed, rank))
 
@@ -193,7 +194,7 @@ def _flushed(
 
 
 def _training(
-    plan: RunPlan, model: torch.nn.Module, device: torch.device, steps: int | None
+    plan: RunPlan, comm: Comm, model: torch.nn.Module, device: torch.device, steps: int | None
 ) -> Training | None:
     config = plan.config
     if config.task is not Task.train:
@@ -209,6 +210,11 @@ def _training(
         make_scaler(config.precision, device),
         config.clip_grad_norm,
         build_lr_scheduler(config.lr_scheduler, optimizer, steps),
+        MaskedTargets(
+            comm,
+            applies=config.loss in ("auto", "cross_entropy")
+            and (comm.world_size > 1 or config.accumulate > 1),
+        ),
     )
 
 

@@ -51,6 +51,7 @@ LAYERS: dict[int, list[str]] = {
         "models.linear",
         "models.mlp",
         "losses",
+        "masking",
         "metrics",
         "build",
         "optimizers",
