@@ -92,6 +92,7 @@ class _Search:
         self, config: Config, facts: HardwareFacts, limit: int | None, user_dir: Path
     ) -> None:
         self._config, self._facts, self._limit, self._user_dir = config, facts, limit, user_dir
+        self._label = _planned(config, facts, 1, least=True).label
         self.tries: list[Try] = []
         self.failure: RunResult | None = None
 
@@ -138,7 +139,9 @@ class _Search:
         if self.failure is None:
             peak = "" if tried.peak_bytes is None else f" (peak {tried.peak_bytes / 2**20:.0f} MiB)"
             verdict = "fits" if tried.fits else f"does not fit: {tried.reason}"
-            print(f"batch_size=auto: {size} {verdict}{peak}", file=sys.stderr)
+            if tried.fits and tried.rows_in_dataset is not None:
+                verdict = f"holds all {tried.rows_in_dataset} rows of the dataset, and fits"
+            print(f"{self._label}: batch_size=auto: {size} {verdict}{peak}", file=sys.stderr)
         return tried
 
     def _run(self, size: int) -> Try:

@@ -123,6 +123,8 @@ def _entry(batch: Any, key: str, name: int | str) -> Any:
             value = value[part]
         elif isinstance(value, (tuple, list)) and _is_index(part, len(value)):
             value = value[int(part)]
+        elif part in getattr(value, "_fields", ()):  # of a named tuple
+            value = getattr(value, part)
         else:
             raise ConfigError(
                 key,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -72,8 +72,9 @@ def build_callable(key: str, node: dict[str, Any]) -> Any:
 
 
 def _is_class(target: str) -> bool:
-    try:
-        return isinstance(get_object(target), type)
+    module, _, name = target.strip().rpartition(".")
+    try:  # not Hydra's own look-up, which logs what it does not find
+        return isinstance(getattr(importlib.import_module(module), name), type)
     except Exception:  # noqa: BLE001  # build says why
         return True
 

@@ -72,7 +72,12 @@ def run_cell(
         _raise_if_refused(result, in_sweep)
         if result.status == "ok":
             announce([note for note in result.notes if note not in plan.notes])
-        result = replace(result, batch_search=search)
+        if search is not None:
+            note = (
+                f"batch_size=auto: {search['batch_size']} {search['counts']}; cells of a sweep "
+                "that search have different batches"
+            )
+            result = replace(result, batch_search=search, notes=[*result.notes, note])
         result.write(folder / "run.json")
     return result
 

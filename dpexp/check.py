@@ -121,7 +121,8 @@ def _check_minima(config: Config) -> None:
     }
     for key, number in above_zero.items():
         if number is not None and not 0 < number < float("inf"):
-            raise ConfigError(key, number, "must be more than 0", fix=f"{key}=1000")
+            fix = "1" if key == "clip_grad_norm" else "1000"
+            raise ConfigError(key, number, "must be more than 0", fix=f"{key}={fix}")
 
 
 def _check_device_string(device: object) -> None:
@@ -213,6 +214,8 @@ def _check_task(config: Config) -> None:
             "prints the sizes of whole batches, which accumulate cuts into micro-batches",
             fix="accumulate=1, or shapes.print=false and look into shapes.csv",
         )
+    if config.task is not Task.evaluate and config.metric != "auto":
+        raise ConfigError("metric", config.metric, "is for evaluation only", fix="task=evaluate")
     if config.task is Task.evaluate:
         if config.drop_last:
             problem = "would leave out samples of the evaluation"

@@ -143,7 +143,9 @@ def _typed(key: str, expected: Any, value: Any) -> Any:
     if converted is _REFUSED:
         allowed = _describe(expected)
         example = f"{key}={_example(expected)}"
-        raise ConfigError(key, value, "is of the wrong type", allowed=allowed, fix=example)
+        chosen = isinstance(value, str) and _is_choice(expected)
+        problem = "is none of the choices" if chosen else "is of the wrong type"
+        raise ConfigError(key, value, problem, allowed=allowed, fix=example)
     return converted
 
 
@@ -188,6 +190,11 @@ def _name(value: Any) -> Any:
 
 def _is_union(expected: Any) -> bool:
     return type(expected).__name__ in ("UnionType", "Union", "_UnionGenericAlias")
+
+
+def _is_choice(expected: Any) -> bool:
+    options = expected.__args__ if _is_union(expected) else (expected,)
+    return any(isinstance(option, type) and issubclass(option, Enum) for option in options)
 
 
 def _describe(expected: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
 from torch import nn
+from torch.nn.modules.loss import _Loss
 
 import dpexp
 from dpexp.batches import leading_sizes
@@ -19,6 +21,7 @@ from dpexp.loop import Progress
 from dpexp.parallel.replicas import ReplicaError
 from dpexp.plan import RunPlan
 from dpexp.records import ErrorRecord
+from dpexp.schema import Precision
 
 _LOST = (
     "Connection closed by peer",
@@ -31,6 +34,9 @@ _LOST = (
     "NCCL communicator was aborted",
 )
 _OWN = Path(dpexp.__file__).parent
+_IN_LOSS = " (in the loss"
+# Python's words for a call whose arguments do not fit.
+_CALL = re.compile(r"forward\(\) (got an unexpected keyword|missing \d|takes )")
 _UNUSED = (
     "ddp waits for the gradient of every parameter, and some got none in the step before: the "
     "model does not use them. Try: parallel.find_unused_parameters=true"
@@ -40,19 +46,19 @@ LOST_PEER = "LostPeer"  # ErrorRecord.type of a rank that failed because another
 
 def describe(error: BaseException, plan: RunPlan, rank: int, progress: Progress) -> ErrorRecord:
     """What happened, of which kind, where, and in whose code."""
-    step = progress.step if progress.step >= 0 else None
+    step = progress.current_step()
     full = "".join(traceback.format_exception(error))
     kind, name, message = _classify(error, plan, rank)
     where = (
         ""
-        if step is None or kind in ("config", "interrupted", "nonfinite")
+        if progress.phase == "set-up" or kind in ("config", "interrupted", "nonfinite")
         else (f" [rank {rank}, step {step}, {progress.phase}]")
     )
     if kind == "user_error":
         layer = _layer(error)
         message += layer
-        if layer and progress.step == 0 and progress.phase == "forward":
-            message += _hint(plan)
+        if progress.step == 0 and progress.phase == "forward":
+            message += _hint(error, layer, plan)
     frames = None if kind == "config" else user_frames(error)
     return ErrorRecord(kind, name, message + where, rank, step, full, frames)
 
@@ -181,12 +187,25 @@ def _layer(error: BaseException) -> str:
     if layer is None or root is None or frame_of_layer is None:
         return ""
     name = next((name for name, module in root.named_modules() if module is layer), "")
+    where = _IN_LOSS if isinstance(root, _Loss) else f" (in layer {name or 'model'}"
     got = ", ".join(str(list(shape)) for shape in _arguments(frame_of_layer))
-    return f" (in layer {name or 'model'}: {_brief(layer)}, which got {got or 'no tensor'})"
+    return f"{where}: {_brief(layer)}, which got {got or 'no tensor'})"
 
 
-def _hint(plan: RunPlan) -> str:
-    """What to look at when the very first call of the model fails in one of its layers."""
+def _hint(error: BaseException, layer: str, plan: RunPlan) -> str:
+    """What to look at when the very first call of the model fails."""
+    if _CALL.search(_text(error)):
+        return (
+            ". What of a batch the model gets is chosen by batch.inputs: an entry, [a,b] in order, "
+            "or {keyword: entry}"
+        )
+    if not layer:
+        return ""
+    if layer.startswith(_IN_LOSS):
+        return "; does the loss fit the model's output and the target? Try: another loss=…"
+    if plan.config.precision is not Precision.fp32:
+        short = plan.config.precision.value
+        return f"; can all layers work with precision={short}? Try: precision=fp32"
     model, dataset = plan.config.model["_target_"], plan.config.dataset["_target_"]
     return (
         f"; does model={model} fit dataset={dataset}? Try: other arguments (model.<name>=…, "

@@ -16,7 +16,7 @@ from dpexp.loading import Batches, Choose, fetch_by_workers, fetch_here
 from dpexp.plan import RunPlan
 from dpexp.preload import preload
 from dpexp.schedule import Schedule
-from dpexp.schema import Config, Preload
+from dpexp.schema import Config, Preload, Task
 from dpexp.streams import StreamPlan, fetch_stream
 
 
@@ -132,6 +132,12 @@ def make_schedule(plan: RunPlan, num_rows: int) -> Schedule:
 
 def _schedule_notes(plan: RunPlan, schedule: Schedule) -> tuple[str, ...]:
     config, notes = plan.config, []
+    seen = len(schedule) * plan.batch_rows
+    if config.task is Task.evaluate and seen < schedule.num_rows:
+        notes.append(
+            f"steps={config.steps} leaves {schedule.num_rows - seen} of {schedule.num_rows} rows "
+            "out of the evaluation; steps=null takes all"
+        )
     if config.steps is not None and len(schedule) < config.steps:
         notes.append(
             f"steps={config.steps} were asked for, but {config.epochs} epoch(s) of "
@@ -140,7 +146,7 @@ def _schedule_notes(plan: RunPlan, schedule: Schedule) -> tuple[str, ...]:
     if len(schedule) <= config.warmup_steps:
         notes.append(
             f"all {len(schedule)} steps are warm-up steps (warmup_steps={config.warmup_steps}), "
-            "so there is no timing; more steps, or warmup_steps=0"
+            "so there is no timing; epochs=null steps=20 repeats the data, or warmup_steps=0"
         )
     return tuple(notes)
 

@@ -25,9 +25,15 @@ from dpexp.transfer import Transfer
 class Progress:
     """Where the loop is, for the message when it fails."""
 
-    step: int = -1
-    phase: str = "data"
+    step: int = -1  # the last one whose batch has come
+    phase: str = "set-up"
     partial: RankResult | None = None  # what there was to say when the steps ended early
+
+    def current_step(self) -> int | None:
+        """The step at work; while a batch is waited for, the one it is for."""
+        if self.phase == "set-up":
+            return None
+        return self.step + 1 if self.phase == "data" else self.step
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Targets that a cross-entropy leaves out of its mean.
 
-torch's cross-entropy is the mean over the targets that are not IGNORED. Where ranks or micro-batches
-leave out different numbers of them, weighting their means by rows would not give the mean of the
-whole batch; the numbers have to be known.
+torch's cross-entropy is the mean over the targets that are not IGNORED. Where ranks or
+micro-batches leave out different numbers of them, weighting their means by rows would not give the
+mean of the whole batch; the numbers have to be known.
 """
 
 from __future__ import annotations

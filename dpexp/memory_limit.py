@@ -43,8 +43,8 @@ class MemoryLimit:
             used = process.memory_info().rss
             if used > self._limit_bytes:
                 text = (
-                    f"rank {self._rank} used {used / 2**20:.0f} MiB, more than "
-                    f"{self._limit_bytes / 2**20:.0f} MiB"
+                    f"rank {self._rank} used {used / 2**20:.1f} MiB, more than "
+                    f"{self._limit_bytes / 2**20:.1f} MiB"
                 )
                 self._keep(ErrorRecord("oom", "MemoryLimit", text, self._rank))
                 os._exit(1)

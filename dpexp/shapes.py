@@ -27,15 +27,17 @@ _COUNTING = threading.Lock()
 def shape_of(value: Any) -> Any:
     """The nested shape of tensors in tuples, lists, dicts and dataclasses, hashable.
 
-    A tensor gives its sizes as a tuple of ints; a container gives (marker, entries); anything
-    else gives the name of its type.
+    A tensor gives its sizes as a tuple of ints; a container gives (marker, entries), many texts
+    their number; anything else gives the name of its type.
     """
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     if isinstance(value, dict):
         return ("{}", tuple((str(key), shape_of(entry)) for key, entry in value.items()))
     if isinstance(value, (tuple, list)):
-        return ("()", tuple(shape_of(entry) for entry in value))
+        entries = tuple(shape_of(entry) for entry in value)
+        alike = len(entries) > 3 and isinstance(entries[0], str) and len(set(entries)) == 1
+        return ("()", (f"{len(entries)} x {entries[0]}",) if alike else entries)
     if hasattr(value, "__dataclass_fields__"):
         names = value.__dataclass_fields__
         return ("{}", tuple((name, shape_of(getattr(value, name))) for name in names))

@@ -11,14 +11,24 @@ from dpexp.extras import first_line, load
 
 # What `save_to_disk` leaves in a folder: of one split, or of several.
 SAVED = ("state.json", "dataset_dict.json")
+# Files that the library reads, and its names for their formats.
+FILES = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".arrow": "arrow",
+    ".txt": "text",
+}
 
 
 def hf(path: str, split: str | None, columns: Sequence[str] | None) -> Any:
     """A dataset of the library ``datasets``, in torch's format.
 
     Args:
-        path: a folder that ``save_to_disk`` wrote, or what ``load_dataset`` takes: a folder of
-            files, or a name on the hub. Folders are relative to the one in which dpexp was started.
+        path: a folder that ``save_to_disk`` wrote, a file (FILES), or what ``load_dataset`` takes:
+            a folder of files, or a name on the hub. Folders and files are relative to the folder
+            in which dpexp was started.
         split: which split; null only where there are none.
         columns: keep these; null = all.
 
@@ -34,13 +44,25 @@ def hf(path: str, split: str | None, columns: Sequence[str] | None) -> Any:
     try:
         if saved:
             loaded = library.load_from_disk(str(folder))
+        elif folder.is_file():
+            loaded = library.load_dataset(_kind(folder, path), data_files=str(folder), split=split)
         else:
             loaded = library.load_dataset(str(folder) if folder.is_dir() else path, split=split)
+    except ConfigError:
+        raise
     except Exception as error:
         # The library and the hub's client raise whatever their own libraries do.
         raise _refused(path, split, error) from error
     chosen = _split_of(loaded, split) if saved or split is None else loaded
     return _with_columns(chosen, columns).with_format("torch")
+
+
+def _kind(file: Path, path: str) -> str:
+    if file.suffix not in FILES:
+        raise ConfigError(
+            "dataset.path", path, "is not a kind of file that can be read", allowed=", ".join(FILES)
+        )
+    return FILES[file.suffix]
 
 
 def _library() -> Any:

@@ -123,6 +123,15 @@ class Strategy(ABC):
         Raises:
             ConfigError: it has entries; a mean over them may not be what the user wants.
         """
+        if loss.dim() and self.plan.config.loss in ("auto", "output"):
+            raise ConfigError(
+                "loss",
+                self.plan.config.loss,
+                "without a target the model's output is taken for its loss, but its shape is "
+                f"{list(loss.shape)}",
+                allowed="a 0-dim mean over the rows",
+                fix="batch.target=<index or key>, or a model that returns its loss",
+            )
         if loss.dim():
             raise ConfigError(
                 "loss",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast, final
@@ -28,6 +29,8 @@ class FullyShardedDataParallel(Strategy):
 
     def wrap(self, model: nn.Module) -> None:
         options = self.plan.config.parallel
+        if self.comm.rank:  # a caution of torch's, once a run
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         # Every rank keeps its part of what must be one model: that of rank 0.
         self.comm.spread([*model.parameters(), *model.buffers()])
         mesh = init_device_mesh(self.device.type, (self.comm.world_size,))
@@ -93,6 +96,7 @@ def units(model: nn.Module, wrap: Any) -> list[nn.Module]:
                 wrap,
                 f"the model has no module of class {', '.join(sorted(lacking))}",
                 allowed=", ".join(sorted({type(module).__name__ for module in modules})[:12]),
+                fix="parallel.wrap=blocks",
             )
     inner_first = [module for module in reversed(modules) if any(module is m for m in chosen)]
     return [m for m in inner_first if not isinstance(m, (nn.ModuleList, nn.ModuleDict))]

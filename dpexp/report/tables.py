@@ -56,7 +56,7 @@ def scaling_title(cells: Sequence[Cell]) -> str:
     ``batch`` is global, ``each`` per device, ``ms/step`` the median of the slowest rank's steps.
     """
     modes = " and ".join(sorted({cell.scaling for cell in cells if cell.scaling})) or "no"
-    bases = sorted({cell.baseline for cell in cells if cell.baseline})
+    bases = sorted({cell.baseline for cell in cells if cell.baseline}, key=_number_of)
     shown = ", ".join(bases) if bases else "no cell that ran"
     return f"{modes} scaling; speed-up against {shown}"
 
@@ -126,7 +126,7 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
     bad = reasons(cells)
     if bad:
         lines += ["", "## Remarks on cells", "", *(f"- {_cell_text(line)}" for line in bad)]
-    notes = list(dict.fromkeys(f"{cell.label}: {note}" for cell in cells for note in cell.notes))
+    notes = list(dict.fromkeys(f"{cell.folder}: {note}" for cell in cells for note in cell.notes))
     if any(cell.emulated for cell in cells):
         notes.insert(
             0,
@@ -212,6 +212,12 @@ def _run_summary(run: dict[str, Any]) -> str:
         figure = _number(metric["value"], ".6g")
         parts.append(f"{metric['name']} {figure} over {metric['samples']} samples")
     return "; ".join(parts)
+
+
+def _number_of(folder: str) -> tuple[int, str]:
+    """A cell's place in its sweep, which its folder's name begins with."""
+    number = folder.partition("_")[0]
+    return (int(number) if number.isdigit() else 0, folder)
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
