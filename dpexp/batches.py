@@ -222,15 +222,24 @@ def _slice(value: Any, rows: int, begin: int, end: int) -> Any:
     if isinstance(value, dict):
         return like_dict(value, {k: _slice(v, rows, begin, end) for k, v in value.items()})
     if isinstance(value, (tuple, list)):
-        if isinstance(value, list) and len(value) == rows and is_flat(value):
+        if holds_rows(value, rows):
             return value[begin:end]
         return like(value, [_slice(entry, rows, begin, end) for entry in value])
     return value
 
 
-def is_flat(entries: list[Any]) -> bool:
-    """Whether a list holds one plain entry per row, such as texts."""
-    return not any(isinstance(e, (torch.Tensor, dict, tuple, list)) for e in entries)
+def holds_rows(entries: Sequence[Any], rows: int) -> bool:
+    """Whether a list or tuple holds one entry per row, such as texts or images of many sizes.
+
+    A pair of whole columns in a batch of two rows has two entries as well; there each tensor has
+    a row per row.
+    """
+    if len(entries) != rows or hasattr(entries, "_fields") or not entries:
+        return False
+    shapes = leading_sizes(entries)
+    if not shapes:
+        return not any(isinstance(entry, (dict, tuple, list)) for entry in entries)
+    return not all(shape and shape[0] == rows for shape in shapes)
 
 
 def leading_sizes(value: Any) -> list[torch.Size]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from dpexp.bounds import check_bounds
 from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.extras import refuse_missing
 from dpexp.schema import OPTIONS, CommHook, CompileMode, Config, Preload, StrategyName, Task
@@ -43,7 +44,7 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
         kind = SkippedCellError if in_sweep else ConfigError
         fix = "num_devices=1, or parallel=dp"
         raise kind("num_devices", asked, "parallel=none uses one device", fix=fix)
-    _check_minima(config)
+    check_bounds(config)
     _check_length(config)
     if not 0 < config.parallel.timeout_s < 7 * 24 * 3600:
         raise ConfigError(
@@ -55,6 +56,13 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
         )
     _check_options(config)
     _check_named("loss", config.loss, LOSSES, "torch.nn.L1Loss")
+    if isinstance(config.loss, dict) and config.loss.get("reduction", "mean") != "mean":
+        raise ConfigError(
+            "loss.reduction",
+            config.loss["reduction"],
+            "dpexp weights means over rows, and would take a sum for one",
+            fix="loss.reduction=mean",
+        )
     _check_named("metric", config.metric, METRICS, "mymodule.f1")
     _check_named(
         "lr_scheduler", config.lr_scheduler, LR_SCHEDULERS, "torch.optim.lr_scheduler.ExponentialLR"
@@ -85,46 +93,6 @@ def _check_length(config: Config) -> None:
         )
 
 
-def _check_minima(config: Config) -> None:
-    size = config.batch_size
-    # bool is an int in Python; batch_size=true is a mistake all the same.
-    if size != "auto" and type(size) is not int:
-        raise ConfigError(
-            "batch_size",
-            size,
-            "is not a number of rows",
-            allowed="auto, or a whole number of at least 1",
-            fix="batch_size=32",
-        )
-    minima: dict[str, tuple[Any, int]] = {
-        "batch_size": (None if isinstance(size, str) else size, 1),
-        "epochs": (config.epochs, 1),
-        "warmup_steps": (config.warmup_steps, 0),
-        "accumulate": (config.accumulate, 1),
-        "loader.workers": (config.loader.workers, 0),
-        "loader.prefetch": (config.loader.prefetch, 1),
-        "shapes.depth": (config.shapes.depth, 0),
-        "seed": (config.seed, 0),
-        "parallel.powersgd_rank": (config.parallel.powersgd_rank, 1),
-        # torch's own limit: the first step shows DDP the order of the gradients
-        "parallel.powersgd_start": (config.parallel.powersgd_start, 2),
-    }
-    for key, (value, least) in minima.items():
-        if value is not None and value < least:
-            raise ConfigError(
-                key, value, "is too small", allowed=f"{least} or more", fix=f"{key}={max(least, 1)}"
-            )
-    above_zero = {
-        "clip_grad_norm": config.clip_grad_norm,
-        "loader.timeout_s": config.loader.timeout_s,
-        "batch_search.process_memory_mib": config.batch_search.process_memory_mib,
-    }
-    for key, number in above_zero.items():
-        if number is not None and not 0 < number < float("inf"):
-            fix = "1" if key == "clip_grad_norm" else "1000"
-            raise ConfigError(key, number, "must be more than 0", fix=f"{key}={fix}")
-
-
 def _check_device_string(device: object) -> None:
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         close = str(device).replace(" ", "").lower()
@@ -149,11 +117,11 @@ def _check_options(config: Config) -> None:
                     f"is an option of {strategy.value}, not of {name}",
                     fix=f"parallel={strategy.value}",
                 )
-    if options.bucket_cap_mb is not None and not options.bucket_cap_mb > 0:
+    if options.bucket_cap_mb is not None and not 0 < options.bucket_cap_mb < 2**20:
         raise ConfigError(
             "parallel.bucket_cap_mb",
             options.bucket_cap_mb,
-            "must be more than 0 MiB",
+            "must be more than 0 MiB and less than a TiB",
             fix="parallel.bucket_cap_mb=25",
         )
     if "wrap" in own and not _is_wrap(options.wrap):

@@ -18,15 +18,14 @@ def collate(rows: list[Any]) -> Any:
             stacked.
     """
     try:
-        if isinstance(rows[0], dict):
-            _same_keys(rows)
+        _same_keys(rows)
         return torch_collate(rows, collate_fn_map=_MAP)
     except (RuntimeError, TypeError, KeyError, AttributeError) as error:
         if "shared memory" in str(error):  # a loader process found no room there: not the rows
             raise
         raise ConfigError(
             "dataset",
-            type(rows[0]).__name__,
+            type(rows[0]).__name__ if isinstance(rows, (list, tuple)) and rows else "",
             f"its rows cannot be put together to a batch: {_first_line(error)}",
             fix="rows of equal structure and sizes, or a dataset with a collate_fn of its own",
         ) from error
@@ -39,10 +38,20 @@ def collate_of(dataset: Any) -> Any:
 
 def _same_keys(rows: list[Any]) -> None:
     """torch takes the keys of the first row, and drops what others have besides."""
+    first = rows[0]
+    if isinstance(first, (tuple, list)):
+        for entries in zip(*rows, strict=False):  # of other lengths: torch refuses them itself
+            if isinstance(entries[0], (dict, tuple, list)):
+                _same_keys(list(entries))
+    if not isinstance(first, dict):
+        return
     for row in rows:
         if row.keys() != rows[0].keys():
             both = [", ".join(sorted(map(str, keys))) for keys in (rows[0], row)]
             raise TypeError(f"one row has the keys {both[0]}, another {both[1]}")
+    for key, entry in first.items():
+        if isinstance(entry, (dict, tuple, list)):
+            _same_keys([row[key] for row in rows])
 
 
 def _collate_none(rows: list[Any], *, collate_fn_map: Any = None) -> None:

@@ -43,12 +43,14 @@ def fetch_here(dataset: Any, schedule: Schedule, choose: Choose) -> Batches:
             yield batch, collate([dataset[index] for index in rows.tolist()])
         else:
             items = many(rows.tolist())
-            if isinstance(items, list) and len(items) != len(rows):
+            rowwise = isinstance(items, list) or not hasattr(dataset, "collate_fn")
+            if rowwise and not (isinstance(items, (list, tuple)) and len(items) == len(rows)):
                 raise ConfigError(
                     "dataset",
                     type(dataset).__name__,
-                    f"__getitems__ was asked for {len(rows)} rows and gave {len(items)}",
-                    fix="return one item per index",
+                    f"__getitems__ was asked for {len(rows)} rows and gave "
+                    f"{len(items) if isinstance(items, (list, tuple)) else type(items).__name__}",
+                    fix="return a list of one item per index, or whole batches and a collate_fn",
                 )
             yield batch, collate(items)
 

@@ -82,7 +82,7 @@ def run_steps(batches: Batches, work: Work) -> None:
         rate = None
         if training is not None:
             rate = training.learning_rate
-            training.update()
+            training.update(strategy)
             marks.append(mark())
         else:
             marks.append(marks[-1])  # a phase that does not happen takes no time
@@ -102,9 +102,11 @@ def run_steps(batches: Batches, work: Work) -> None:
         marks.append(end)
         if recorder.flush_due():
             recorder.flush()
+            strategy.agree()
             end = mark()
         marks = [end]
     recorder.flush()
+    strategy.agree()
 
 
 def _forward_backward(

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch.nn import functional
 
-from dpexp.batches import is_flat, like, like_dict, map_tensors
+from dpexp.batches import holds_rows, like, like_dict, map_tensors
 from dpexp.comm import Comm
 from dpexp.errors import ConfigError
 from dpexp.losses import (
@@ -118,12 +118,12 @@ class WholeBatches(Scoring):
             return
         parts = [(pair, count) for pair, count in gathered if count]
         total = sum(count for _, count in parts)
-        whole = _joined([pair for pair, _ in parts])
+        whole = _joined([pair for pair, _ in parts], [count for _, count in parts])
         self._samples += total
         if self._updates:
             self._custom.update(*whole)
             return
-        value = torch.as_tensor(self._custom(*whole), dtype=torch.float64)
+        value = self._number(self._custom(*whole))
         if value.dim() and len(value) != total:
             raise ConfigError(
                 "metric",
@@ -134,11 +134,22 @@ class WholeBatches(Scoring):
         per_row = value.reshape(total, -1).mean(dim=1).tolist() if value.dim() else None
         self._means += [(v, 1) for v in per_row] if per_row else [(value.item(), total)]
 
+    def _number(self, value: Any) -> torch.Tensor:
+        try:
+            return torch.as_tensor(value, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                "metric",
+                self._name,
+                f"gives a {type(value).__name__}",
+                allowed="a number, or one per row",
+            ) from error
+
     def result(self) -> dict[str, Any] | None:
         if self._comm.rank:
             return None
         if self._updates:
-            value = float(self._custom.compute())
+            value = self._number(self._custom.compute()).mean().item()
         else:
             value = math.fsum(mean * count for mean, count in self._means) / self._samples
         return {"name": self._name, "value": value, "samples": self._samples}
@@ -153,19 +164,26 @@ def _travelling(value: Any) -> Any:
     return map_tensors(lambda tensor: tensor.detach().cpu(), value)
 
 
-def _joined(parts: list[Any]) -> Any:
-    """The ranks' parts of a batch, in order, as one."""
+def _joined(parts: list[Any], rows: list[int]) -> Any:
+    """The ranks' parts of a batch, in order, as one.
+
+    Args:
+        rows: of each part. A list or tuple of as many entries holds one for each row.
+    """
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts) if first.dim() else torch.stack(parts)
     if isinstance(first, dict):
-        return like_dict(first, {key: _joined([part[key] for part in parts]) for key in first})
-    if isinstance(first, list) and is_flat(first):
-        return [entry for part in parts for entry in part]
+        return like_dict(
+            first, {key: _joined([part[key] for part in parts], rows) for key in first}
+        )
     if isinstance(first, (tuple, list)):
-        return like(first, [_joined(list(entries)) for entries in zip(*parts, strict=True)])
+        if all(holds_rows(part, count) for part, count in zip(parts, rows, strict=True)):
+            return like(first, [entry for part in parts for entry in part])
+        columns = zip(*parts, strict=True)
+        return like(first, [_joined(list(entries), rows) for entries in columns])
     if _has_fields(first):
-        fields = {name: _joined([vars(part)[name] for part in parts]) for name in vars(first)}
+        fields = {name: _joined([vars(part)[name] for part in parts], rows) for name in vars(first)}
         return _with_fields(first, fields)
     return first
 

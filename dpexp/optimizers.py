@@ -29,6 +29,13 @@ def build_optimizer(node: dict[str, Any], model: nn.Module, *, zero: bool) -> to
             f"the model ({type(model).__name__.removeprefix('FSDP')}) has no trainable parameter",
             fix="task=forward",
         )
+    if node["_target_"].endswith(".LBFGS"):
+        raise ConfigError(
+            "optimizer._target_",
+            node["_target_"],
+            "calls the model several times in a step, which dpexp does not time",
+            fix="optimizer=sgd",
+        )
     make = build("optimizer", node, partial=True)
     try:
         if zero:

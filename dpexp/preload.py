@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from dpexp.batches import is_flat, leading_sizes, like, move
+from dpexp.batches import holds_rows, leading_sizes, like, move
 from dpexp.collate import collate
 from dpexp.errors import ConfigError
 from dpexp.loading import takes_arrays
@@ -60,7 +60,7 @@ def _select(value: Any, where: torch.Tensor, indices: Indices, rows: int) -> Any
         return value.index_select(0, where)
     if isinstance(value, dict):
         return {key: _select(entry, where, indices, rows) for key, entry in value.items()}
-    if isinstance(value, list) and len(value) == rows and is_flat(value):
+    if isinstance(value, (tuple, list)) and holds_rows(value, rows):
         return [value[index] for index in indices.tolist()]
     if isinstance(value, (tuple, list)):
         return like(value, [_select(entry, where, indices, rows) for entry in value])

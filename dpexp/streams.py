@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from dpexp.errors import ConfigError
 from dpexp.loading import Batches, Choose, start_workers
 from dpexp.schedule import GlobalBatch
 from dpexp.schema import LoaderConfig
+
+KEPT = 4096  # steps whose fingerprints are remembered; loader processes are never so far apart
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def fetch_stream(
     """
     whole = _Stream(dataset, plan, choose)
     made = start_workers(whole, loader, plan.seed, pin) if loader.workers else iter(whole)
+    seen: dict[int, int] = {}
     for step in count():
         item = next(made, None)
         if isinstance(item, ConfigError):
@@ -60,18 +63,27 @@ def fetch_stream(
                 raise item
             finally:
                 del item, made  # else the error's traceback would hold the loader processes
+        _compare_processes(seen, item, dataset)
         _compare(comm, step, item, dataset)
         if item is None:
             if step == 0:
                 raise _empty(dataset, plan)
             return
-        batch, _, fetched = item
+        batch, fetched = item.batch, item.fetched
         yield batch, fetched
+
+
+class _Made(NamedTuple):
+    """What a loader process hands over."""
+
+    batch: GlobalBatch
+    marks: dict[int, int]  # fingerprints by step, of this batch and of those of other processes
+    fetched: Any
 
 
 @final
 class _Stream(IterableDataset[Any]):
-    """Gives (global batch, fingerprint of its first row, own rows collated)."""
+    """Gives a :class:`_Made` for each global batch that is this process's turn."""
 
     def __init__(self, dataset: Any, plan: StreamPlan, choose: Choose) -> None:
         self._dataset, self._plan, self._choose = dataset, plan, choose
@@ -84,7 +96,9 @@ class _Stream(IterableDataset[Any]):
         # where every process has to see them all.
         torch_worker._worker_info = None
         state = _OwnRandom(self._plan.seed)
+        marks: dict[int, int] = {}
         for batch, rows in self._global_batches(state):
+            marks[batch.step] = _fingerprint([rows[i] for i in _some(len(rows))])
             if batch.step % workers == worker:
                 own = self._choose(np.arange(len(rows)))
                 try:
@@ -92,7 +106,8 @@ class _Stream(IterableDataset[Any]):
                 except ConfigError as error:  # torch would rebuild it as a RuntimeError
                     yield error
                     return
-                yield batch, _fingerprint(rows[0]), collated
+                yield _Made(batch, marks, collated)
+                marks = {}
 
     def _global_batches(self, state: _OwnRandom) -> Iterator[tuple[GlobalBatch, list[Any]]]:
         plan, step = self._plan, 0
@@ -170,9 +185,33 @@ def _fingerprint(row: Any) -> int:
     return 0  # an object of the user's, whose text may hold its address
 
 
+def _some(rows: int) -> list[int]:
+    """The rows whose numbers are compared: all of them would cost as much as reading them."""
+    return sorted({0, rows // 3, 2 * rows // 3, rows - 1})
+
+
+def _compare_processes(seen: dict[int, int], item: _Made | None, dataset: Any) -> None:
+    """Refuse a dataset of which the loader processes of this rank read different rows.
+
+    Args:
+        seen: fingerprints that other processes have handed over, by step; is added to.
+    """
+    for step, mark in item.marks.items() if item is not None else ():
+        if seen.setdefault(step, mark) != mark:
+            raise ConfigError(
+                "dataset",
+                type(dataset).__name__,
+                f"gives the loader processes different rows at step {step}; dpexp splits an "
+                "iterable dataset over them itself",
+                fix="draw from a generator with a fixed seed, or loader.workers=0",
+            )
+    while len(seen) > KEPT:
+        del seen[next(iter(seen))]
+
+
 def _compare(comm: Comm, step: int, item: Any, dataset: Any) -> None:
-    rows = 0.0 if item is None else float(len(item[0].indices))
-    mark = 0.0 if item is None else float(item[1])
+    rows = 0.0 if item is None else float(len(item.batch.indices))
+    mark = 0.0 if item is None else float(item.marks[item.batch.step])
     low, high = comm.extent([rows, mark])
     if low[0] != high[0]:
         problem = (

@@ -73,12 +73,13 @@ class Training:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def update(self) -> None:
+    def update(self, strategy: Strategy) -> None:
         """One step of the optimizer with the gradients that are there; they are gone after it.
 
         With a scaler the step is left out when a gradient is not finite, as it happens while the
         scaler finds its scale; the learning rate then stays.
         """
+        strategy.check_gradients(self._parameters)
         scaler, optimizer = self._scaler, self._optimizer
         if self._clip_norm is not None:
             if scaler is not None:

@@ -69,12 +69,25 @@ def load_weights(model: nn.Module, name: str) -> tuple[str, ...]:
                 if keys
             ),
         )
+    for key, value in own.items():
+        if isinstance(value, torch.Tensor) and _kind(value) != _kind(state[key]):
+            kinds = f"{_kind(state[key])}, that of the model {_kind(value)}"
+            raise _refused(name, f"is of another model: its {key} is {kinds}")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
         raise _refused(name, f"is of another model: {lines[0]}") from error
     return tuple(notes)
+
+
+def _kind(value: Any) -> str:
+    """What kind of numbers, of whatever width: torch would convert without a word."""
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    if value.is_complex():
+        return "complex"
+    return "real" if value.is_floating_point() else "whole or bool"
 
 
 def _read(file: Path, name: str) -> StateDict:

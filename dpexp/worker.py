@@ -135,10 +135,23 @@ def _measure(
             run_steps(transfer.ahead(feed.batches), work)
         del work  # it holds the DDP object; see run_rank
     progress.phase = "finish"
-    late = end_notes(config, feed, recorder.steps, recorder.epochs)
-    late += () if training is None else training.notes()
+    late = (
+        *end_notes(config, feed, recorder.steps, recorder.epochs),
+        *_made_late(model, facts["parameter_tensors"]),
+        *(() if training is None else training.notes()),
+    )
     done = _finished(job, strategy, model, report(), facts, scoring)
     return replace(done, notes=(*done.notes, *late))
+
+
+def _made_late(model: torch.nn.Module, before: int) -> tuple[str, ...]:
+    more = len(list(model.parameters())) - before
+    if not more:
+        return ()
+    return (
+        f"the model had {more} parameters more after its steps than before: what forward makes is "
+        "neither trained nor the same on all ranks",
+    )
 
 
 def _finished(
@@ -231,6 +244,7 @@ def _model_facts(model: torch.nn.Module, rank: int) -> dict[str, Any]:
     parameters = list(model.parameters())
     facts = {
         "parameters": sum(p.numel() for p in parameters),
+        "parameter_tensors": len(parameters),
         "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
     }
     return (

@@ -8,8 +8,11 @@ import re
 import pytest
 import torch
 from realruns import EVERY, SPREAD, Runs, column, data, diary, difference, model, weights
+from torch.nn import functional
+from usermodels import masked_tokens
 
 import dpexp
+from dpexp.models import gpt
 
 SAVE = ("task=train", "save_weights=true", "optimizer.lr=0.1")
 STEPS = (*SAVE, "epochs=null", "steps=4")
@@ -89,6 +92,62 @@ def test_no_row_is_lost_between_ranks_and_micro_batches(
     loss = sum((row / 10) ** 2 for row in range(1, 10)) / 9
     assert column(got, "loss") == pytest.approx([0, loss], abs=1e-6)
     assert weights(got)["layer.weight"].item() == pytest.approx(1 - 0.1 * 2 * loss, abs=1e-6)
+
+
+# Targets that a cross-entropy leaves out. Of masked_tokens' 11 rows, row r leaves out r % 7 of
+# its 6 tokens; in batches of 5 no two devices or micro-batches have equally many.
+
+GPT = ("model=gpt", "model.vocabulary=13", "model.length=6", "model.width=8", "model.heads=2")
+TOKENS = (*data("masked_tokens"), *GPT, "model.layers=1", "batch_size=5")
+PIECES = {
+    **{spread: EVERY[spread] for spread in ("dp on 3", "ddp on 3", "fsdp on 2")},
+    "accumulate": (*EVERY["none"], "accumulate=3"),
+    "dp and accumulate": (*EVERY["dp on 2"], "accumulate=2"),
+    "ddp and accumulate": (*EVERY["ddp on 3"], "accumulate=3"),
+}
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+def test_masked_targets_train_alike_in_any_pieces(run: Runs, pieces: str) -> None:
+    whole = run(*STEPS, *TOKENS, *EVERY["none"])
+    cut = run(*STEPS, *TOKENS, *PIECES[pieces])
+    assert column(cut, "loss") == pytest.approx(column(whole, "loss"), abs=1e-6)
+    assert difference(weights(cut), weights(whole)) <= 1e-6
+    assert not [note for note in cut.result.notes if "-100" in note]
+
+
+def test_the_first_loss_is_torchs_over_the_targets_that_count(run: Runs) -> None:
+    once = ("task=train", "save_weights=true", "optimizer.lr=0", "batch_size=11")
+    got = run(*TOKENS, *once, *PIECES["ddp and accumulate"])
+    scores, wanted = scored(got)
+    assert column(got, "loss") == pytest.approx(
+        [functional.cross_entropy(scores, wanted).item()], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("spread", ["none", "dp on 3", "ddp on 3", "fsdp on 2"])
+def test_an_evaluation_counts_the_targets_that_are_not_masked(run: Runs, spread: str) -> None:
+    trained = run(*STEPS, *TOKENS, *EVERY["none"])
+    scores, wanted = scored(trained)
+    counts = wanted != -100
+    expected = {
+        "cross_entropy": functional.cross_entropy(scores, wanted).item(),
+        "accuracy": (scores.argmax(1) == wanted)[counts].double().mean().item(),
+    }
+    for metric, value in expected.items():
+        evaluate = ("task=evaluate", f"metric={metric}")
+        start = f"prepare.init_from={trained.folder}/weights.pt"
+        found = run(*TOKENS, *evaluate, start, *EVERY[spread]).result.metric
+        assert found == {"name": metric, "value": pytest.approx(value, abs=1e-6), "samples": 11}
+
+
+def scored(run: dpexp.Run) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores [tokens, classes] of a run's final weights for all of masked_tokens, and these."""
+    decoder = gpt(vocabulary=13, length=6, width=8, heads=2, layers=1)
+    decoder.load_state_dict(weights(run))
+    tokens, wanted = masked_tokens()[:]
+    with torch.no_grad():
+        return decoder(tokens).flatten(0, 1), wanted.flatten()
 
 
 # clip_grad_norm

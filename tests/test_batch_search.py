@@ -143,8 +143,9 @@ def test_a_failure_that_is_not_of_memory_ends_the_search(cli: Cli, tmp_path: Pat
 
 def test_each_cell_of_a_sweep_searches_for_itself(cli: Cli, tmp_path: Path) -> None:
     ended = cli(
-        "-m", *HUNGRY, "++model.mib_per_row=64", "parallel=none,dp", "num_devices=1,2", "task=train",
-        "batch_search.process_memory_mib=500", f"hydra.sweep.dir={tmp_path / 'sweep'}",
+        "-m", *HUNGRY, "++model.mib_per_row=64", "parallel=none,dp", "num_devices=1,2",
+        "task=train", "batch_search.process_memory_mib=500",
+        f"hydra.sweep.dir={tmp_path / 'sweep'}",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     runs = {path.parent.name: read_run(path) for path in (tmp_path / "sweep").glob("*/run.json")}

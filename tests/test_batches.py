@@ -108,6 +108,8 @@ BATCH = {"image": {"pixels": X, "mask": Z}, "label": Y, "a.b": Z, "names": ["p",
         (BATCH, {"x": "image.pixels", "n": "names"}, (), {"x": X, "n": BATCH["names"]}),
         ({0: X, 1: Y}, 0, (X,), {}),
         (Pair(X, Y), 1, (Y,), {}),
+        (Pair(X, Y), "right", (Y,), {}),
+        ({"pair": Pair(X, Y)}, "pair.left", (X,), {}),
     ],
 )
 def test_inputs_are_the_named_entries(batch: Any, inputs: Any, args: Any, kwargs: Any) -> None:

@@ -40,19 +40,23 @@ def test_another_value_for_the_batch_size_is_refused(size: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "overrides"),
+    ("key", "overrides", "fix"),
     [
-        ("clip_grad_norm", lambda x: {**TRAIN, "clip_grad_norm": x}),
-        ("loader.timeout_s", lambda x: {"loader": {"timeout_s": x}}),
-        ("batch_search.process_memory_mib", lambda x: {"batch_search": {"process_memory_mib": x}}),
+        ("clip_grad_norm", lambda x: {**TRAIN, "clip_grad_norm": x}, "1"),
+        ("loader.timeout_s", lambda x: {"loader": {"timeout_s": x}}, "300"),
+        (
+            "batch_search.process_memory_mib",
+            lambda x: {"batch_search": {"process_memory_mib": x}},
+            "2000",
+        ),
     ],
 )
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_number_that_must_be_above_zero_and_finite(
-    key: str, overrides: Any, value: float
+    key: str, overrides: Any, fix: str, value: float
 ) -> None:
     error = refusal(**overrides(value))
-    assert (error.key, error.fix) == (key, f"{key}=1000")
+    assert (error.key, error.fix) == (key, f"{key}={fix}")
     accepted(**overrides(0.5))
 
 
@@ -74,6 +78,15 @@ def test_what_only_training_has_is_refused_elsewhere(task: Task, key: str, value
     assert (error.key, error.value, error.fix) == (key, value, "task=train")
     assert "is for training only" in str(error)
     accepted(task=Task.train, **{key: value})
+
+
+@pytest.mark.parametrize("task", [Task.forward, Task.train])
+@pytest.mark.parametrize("metric", ["accuracy", {"_target_": "m.f"}])
+def test_a_metric_is_refused_where_nothing_is_evaluated(task: Task, metric: Any) -> None:
+    error = refusal(task=task, metric=metric)
+    assert (error.key, error.value, error.fix) == ("metric", metric, "task=evaluate")
+    assert "is for evaluation only" in str(error)
+    accepted(task=Task.evaluate, metric=metric)
 
 
 def test_the_optimizers_state_is_spread_only_where_there_is_an_optimizer() -> None:

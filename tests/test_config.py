@@ -156,6 +156,21 @@ def test_a_value_of_another_type_is_refused_by_key_value_and_what_is_allowed(
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("task", "infer", "is none of the choices"),
+        ("parallel.backend", "mpi", "is none of the choices"),
+        ("task", None, "is of the wrong type"),
+        ("steps", "many", "is of the wrong type"),
+    ],
+)
+def test_a_word_that_is_no_choice_is_told_from_a_wrong_type(
+    key: str, value: Any, problem: str
+) -> None:
+    assert refusal({key: value}).problem == problem
+
+
+@pytest.mark.parametrize(
     ("target", "key", "value", "allowed"),
     [
         ("dpexp.models.mlp", "widths", [64, "x"], "like [8,16]"),

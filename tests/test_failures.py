@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dpexp.loop import Progress
 from dpexp.parallel.dp import DataParallel
 from dpexp.parallel.replicas import ReplicaError
 from dpexp.records import ErrorRecord
+from dpexp.schema import Precision
 from dpexp.stats import percentile
 
 ONE = make_plan_for("none", 1)
@@ -67,27 +69,28 @@ def under_dp(model: nn.Module, rows: int, num_devices: int, features: int) -> Ca
 def test_an_error_of_the_user_says_what_where_and_in_which_step() -> None:
     record = record_of(raising(ValueError("boom")), TWO, rank=1, step=2, phase="data")
     assert (record.kind, record.type) == ("user_error", "ValueError")
-    assert record.message == "ValueError: boom [rank 1, step 2, data]"
-    assert (record.rank, record.step) == (1, 2)
+    assert record.message == "ValueError: boom [rank 1, step 3, data]"  # 2 is over
+    assert (record.rank, record.step) == (1, 3)
     assert record.traceback is not None
     assert record.traceback.startswith("Traceback (most recent call last):")
 
 
-def test_before_the_first_step_no_step_is_named() -> None:
-    record = record_of(raising(ValueError("boom")), step=-1)
+def test_in_set_up_no_step_is_named() -> None:
+    record = record_of(raising(ValueError("boom")), step=-1, phase="set-up")
     assert (record.message, record.step) == ("ValueError: boom", None)
 
 
-def test_the_first_step_is_named_by_its_number() -> None:
-    record = record_of(raising(ValueError("boom")), step=0)
-    assert (record.message, record.step) == ("ValueError: boom [rank 0, step 0, forward]", 0)
+@pytest.mark.parametrize(("step", "phase"), [(-1, "data"), (0, "forward")])
+def test_the_first_step_is_named_by_its_number(step: int, phase: str) -> None:
+    record = record_of(raising(ValueError("boom")), step=step, phase=phase)
+    assert (record.message, record.step) == (f"ValueError: boom [rank 0, step 0, {phase}]", 0)
 
 
 @pytest.mark.parametrize(
     ("error", "message"), [(KeyError("a"), "KeyError: 'a'"), (RuntimeError(), "RuntimeError")]
 )
 def test_an_error_with_little_text_is_named_by_its_type(error: Exception, message: str) -> None:
-    assert record_of(raising(error), step=-1).message == message
+    assert record_of(raising(error), step=-1, phase="set-up").message == message
 
 
 def test_an_error_in_a_model_names_the_layer_and_the_shape_it_got() -> None:
@@ -121,6 +124,49 @@ def test_all_shapes_that_a_layer_got_are_named() -> None:
 
 def test_an_error_outside_of_a_model_names_no_layer() -> None:
     assert "in layer" not in record_of(lambda: FailingRows(3)[3], phase="data").message
+
+
+class TwoArguments(nn.Module):
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return rows * mask
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, rows: model(rows),
+        lambda model, rows: model(rows, rows, rows),
+        lambda model, rows: model(rows, rows, labels=rows),
+    ],
+    ids=["missing", "too many", "unknown keyword"],
+)
+def test_arguments_that_do_not_fit_the_forward_hint_at_the_inputs(call: Callable[..., Any]) -> None:
+    code = partial(call, TwoArguments(), torch.zeros(3, 5))
+    message = record_of(code, step=0).message
+    assert "TypeError: TwoArguments.forward() " in message
+    assert "chosen by batch.inputs" in message
+    assert message.endswith("[rank 0, step 0, forward]")
+    assert "batch.inputs" not in record_of(code, step=2).message
+
+
+def test_an_error_in_a_loss_of_torch_names_the_loss() -> None:
+    loss = nn.CrossEntropyLoss()
+    code = partial(loss, torch.zeros(3, 2), torch.zeros(4, dtype=torch.int64))
+    message = record_of(code, step=0).message
+    assert "(in the loss: CrossEntropyLoss(), which got [3, 2], [4])" in message
+    assert "Try: another loss=" in message
+    assert "in layer" not in message
+
+
+@pytest.mark.parametrize(
+    ("precision", "tried"),
+    [(Precision.fp32, "other arguments (model.<name>=…"), (Precision.bf16, "precision=fp32")],
+)
+def test_an_error_in_the_first_forward_says_what_to_try(precision: Precision, tried: str) -> None:
+    plan = make_plan_for("none", 1, precision=precision)
+    message = record_of(lambda: nn.Linear(4, 2)(torch.zeros(3, 5)), plan, step=0).message
+    assert tried in message
+    assert ("precision=" in message) is (precision is Precision.bf16)
 
 
 def test_an_error_in_a_replica_names_replica_layer_and_shapes() -> None:

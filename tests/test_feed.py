@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 from dpexp.datasets import Rows
 from dpexp.errors import ConfigError
 from dpexp.feed import Feed, is_stream, make_feed, make_schedule, pins, rows_in
-from dpexp.schema import Preload
+from dpexp.schema import Preload, Task
 
 CPU = torch.device("cpu")
 
@@ -125,9 +125,17 @@ def test_more_steps_than_the_data_has_are_noted_with_both_numbers() -> None:
     assert note.startswith("steps=7 were asked for, but 1 epoch(s) of 5 rows have 3")
 
 
+def test_an_evaluation_that_leaves_rows_out_is_noted() -> None:
+    (note,) = feed(Map(5), task=Task.evaluate, steps=2).notes
+    assert note.startswith("steps=2 leaves 1 of 5 rows out of the evaluation")
+    assert feed(Map(5), task=Task.evaluate, steps=3).notes == ()
+    assert feed(Map(5), task=Task.forward, steps=2).notes == ()
+
+
 def test_that_all_steps_are_warm_up_is_noted() -> None:
     (note,) = feed(Map(5), warmup_steps=3).notes
     assert "all 3 steps are warm-up steps" in note
+    assert note.endswith("epochs=null steps=20 repeats the data, or warmup_steps=0")
     assert feed(Map(5), warmup_steps=2).notes == ()
 
 

@@ -21,7 +21,18 @@ MAX_FUNCTION_LINES = 60
 # A module may import from its own layer and from those below. A new module has to be put here.
 LAYERS: dict[int, list[str]] = {
     0: ["errors", "extras", "files", "records", "stats", "env"],
-    1: ["schema", "builtin", "config", "check", "schedule", "plan", "results", "server", "logs"],
+    1: [
+        "schema",
+        "builtin",
+        "config",
+        "bounds",
+        "check",
+        "schedule",
+        "plan",
+        "results",
+        "server",
+        "logs",
+    ],
     2: [
         "device",
         "comm",

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from dpexp.batches import Inputs, make_split
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.losses import make_loss
+from dpexp.masking import MaskedTargets
 from dpexp.metrics import make_scoring
 from dpexp.parallel import Context, make_strategy
 from dpexp.recorder import Recorder
@@ -61,7 +62,8 @@ class Bench:
             optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
             scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
             loss = make_loss("mse", None)
-            training = Training(loss, self.model, optimizer, None, None, scheduler)
+            masked = MaskedTargets(comm, applies=False)
+            training = Training(loss, self.model, optimizer, None, None, scheduler, masked)
         self.progress = Progress()
         self.scoring = make_scoring("l1", None, comm, 1) if task is Task.evaluate else None
         self.work = Work(
@@ -172,18 +174,23 @@ def test_listeners_get_the_whole_batch_of_each_step() -> None:
 @pytest.mark.parametrize(
     ("fails", "rows", "error", "where"),
     [
-        (2, (3, 3), "boom", (1, "forward")),
-        (-1, (3, 3, -1), "no such row", (1, "data")),
-        (-1, (-1,), "no such row", (-1, "data")),
+        (2, (3, 3), "boom", (1, 1, "forward")),
+        (-1, (3, 3, -1), "no such row", (1, 2, "data")),
+        (-1, (-1,), "no such row", (-1, 0, "data")),
     ],
 )
 def test_a_failure_finds_the_step_and_the_phase_it_happened_in(
-    fails: int, rows: tuple[int, ...], error: str, where: tuple[int, str]
+    fails: int, rows: tuple[int, ...], error: str, where: tuple[int, int, str]
 ) -> None:
     bench = Bench(model=Weight(fails))
     with pytest.raises((ValueError, OSError), match=error):
         bench.run(*rows)
-    assert (bench.progress.step, bench.progress.phase) == where
+    progress = bench.progress
+    assert (progress.step, progress.current_step(), progress.phase) == where
+
+
+def test_before_the_loop_there_is_no_step() -> None:
+    assert (Progress().phase, Progress().current_step()) == ("set-up", None)
 
 
 def test_the_steps_before_a_failure_can_still_be_written() -> None:

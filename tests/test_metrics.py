@@ -119,6 +119,45 @@ def test_a_sample_of_several_predictions_counts_as_their_mean(last: bool) -> Non
     assert found == {"name": "accuracy", "value": pytest.approx(5 / 6), "samples": 2}
 
 
+# Three rows of three predictions each, of which 2, 1 and 0 count; right: 1 of 2, then 1 of 1.
+MASKED = torch.tensor([[0, 1, -100], [-100, 1, -100], [-100, -100, -100]])
+GUESSED = torch.tensor([[0, 0, 0], [1, 1, 0], [0, 1, 0]])
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("metric", ["auto", "accuracy"])
+def test_masked_targets_do_not_count_for_the_accuracy(
+    metric: str, world_size: int, batch_rows: int
+) -> None:
+    scores = torch.nn.functional.one_hot(GUESSED, 2).float()
+    found = evaluate(in_batches(scores, MASKED, 3, batch_rows), world_size, metric)
+    assert found == {"name": "accuracy", "value": pytest.approx(2 / 3), "samples": 3}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["classes in dimension 1", "classes last"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_masked_targets_do_not_count_for_the_cross_entropy(world_size: int, last: bool) -> None:
+    # Equal scores of two classes cost ln 2; three to one for the first costs ln 4/3 or ln 4.
+    scores = torch.zeros(3, 3, 2)
+    scores[0, :, 0] = math.log(3)
+    output = scores if last else scores.movedim(-1, 1)
+    found = evaluate(in_batches(output, MASKED, 3, 2), world_size, "cross_entropy")
+    expected = (math.log(4 / 3) + math.log(4) + math.log(2)) / 3
+    assert found == {"name": "cross_entropy", "value": pytest.approx(expected), "samples": 3}
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "cross_entropy"])
+def test_where_all_targets_are_masked_there_is_no_mean(metric: str) -> None:
+    found = evaluate([(torch.zeros(2, 3), torch.tensor([-100, -100]), 2)], 2, metric)
+    assert math.isnan(found["value"])
+
+
+def test_other_metrics_count_every_target() -> None:
+    found = evaluate([(torch.zeros(2), torch.tensor([-100, 0]), 2)], 1, "l1")
+    assert found == {"name": "l1", "value": 50.0, "samples": 2}
+
+
 @pytest.mark.parametrize("wrap", [lambda x: {"logits": x}, lambda x: SimpleNamespace(logits=x)])
 def test_the_prediction_may_be_a_part_of_the_output(wrap: Any) -> None:
     scoring = make_scoring("accuracy", None, FakeComm(), 1)

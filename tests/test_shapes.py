@@ -49,6 +49,10 @@ VALUES: list[tuple[Any, str]] = [
     ({3: [zeros(1), (zeros(2), None)]}, "{3: ([1], ([2], NoneType))}"),
     (Output(zeros(4, 2), torch.tensor(0.0)), "{logits: [4, 2], loss: []}"),
     ("text", "str"),
+    (["a"] * 3, "(str, str, str)"),
+    (["a"] * 4, "(4 x str)"),
+    ([1, 2, 3, "a"], "(int, int, int, str)"),
+    ([zeros(2)] * 4, "([2], [2], [2], [2])"),
     (None, "NoneType"),
 ]
 

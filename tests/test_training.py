@@ -6,11 +6,17 @@ import math
 
 import pytest
 import torch
+from builders import FakeComm, make_context
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from dpexp.losses import make_loss
+from dpexp.masking import MaskedTargets
+from dpexp.parallel import make_strategy
+from dpexp.schema import StrategyName
 from dpexp.training import Training
+
+ALONE = make_strategy(StrategyName.none, make_context("none", 1))
 
 
 def one_weight(count: int = 1) -> nn.Linear:
@@ -31,7 +37,8 @@ def training(
     scheduler: LRScheduler | None = None
     if decay is not None:
         scheduler = LambdaLR(optimizer, lambda step: decay**step)
-    return Training(make_loss("auto", None), model, optimizer, scaler, clip_norm, scheduler)
+    masked = MaskedTargets(FakeComm(), applies=False)
+    return Training(make_loss("auto", None), model, optimizer, scaler, clip_norm, scheduler, masked)
 
 
 def total(model: nn.Linear, *rows: float) -> torch.Tensor:
@@ -43,7 +50,7 @@ def test_an_update_is_a_step_along_the_gradient_and_leaves_none() -> None:
     model = one_weight()
     own = training(model)
     own.backward(total(model, 3.0))
-    own.update()
+    own.update(ALONE)
     assert model.weight.item() == pytest.approx(1 - 0.1 * 3)
     assert model.weight.grad is None
 
@@ -55,7 +62,7 @@ def test_the_gradients_of_micro_batches_add_up_until_the_update() -> None:
         own.backward(total(model, row))
     assert model.weight.grad is not None
     assert model.weight.grad.item() == 7.0
-    own.update()
+    own.update(ALONE)
     assert model.weight.item() == pytest.approx(1 - 0.1 * 7)
 
 
@@ -68,7 +75,7 @@ def test_a_gradient_of_norm_five_is_cut_to_the_limit_in_its_own_direction(
     model = one_weight(2)
     own = training(model, lr=1.0, clip_norm=limit)
     own.backward(total(model, 3.0, 4.0))
-    own.update()
+    own.update(ALONE)
     assert model.weight.tolist()[0] == pytest.approx([1 - step[0], 1 - step[1]], abs=1e-5)
 
 
@@ -77,7 +84,7 @@ def test_the_norm_is_that_of_all_parameters_together_and_fixed_ones_do_not_count
     model["fixed"].requires_grad_(False)
     own = training(model, lr=1.0, clip_norm=1.0)
     own.backward(3 * model["a"].weight.sum() + 4 * model["b"].weight.sum())
-    own.update()
+    own.update(ALONE)
     after = [model[name].weight.item() for name in ("a", "b", "fixed")]
     assert after == pytest.approx([0.4, 0.2, 1.0], abs=1e-5)
 
@@ -88,7 +95,7 @@ def test_the_learning_rate_is_that_of_the_next_update_and_moves_with_each() -> N
     for _ in range(3):
         rates.append(own.learning_rate)
         own.backward(total(model, 1.0))
-        own.update()
+        own.update(ALONE)
     assert rates == pytest.approx([0.4, 0.2, 0.1])
     assert model.weight.item() == pytest.approx(1 - 0.4 - 0.2 - 0.1)
 
@@ -106,7 +113,7 @@ def test_a_scaled_loss_makes_the_same_update_as_an_unscaled_one() -> None:
         ):
             for row in (1.0, 2.0):
                 own.backward(total(model, row))
-            own.update()
+            own.update(ALONE)
         assert scaled.weight.item() == pytest.approx(plain.weight.item(), abs=1e-6)
 
 
@@ -123,7 +130,7 @@ def test_an_update_with_a_gradient_that_is_not_finite_is_left_out_and_noted() ->
     own = training(model, scaler=scaler())
     for row in (math.inf, math.nan, 2.0):
         own.backward(total(model, row))
-        own.update()
+        own.update(ALONE)
     assert model.weight.item() == pytest.approx(1 - 0.1 * 2)
     (note,) = own.notes()
     assert "2 updates were left out" in note
@@ -134,7 +141,7 @@ def test_without_such_a_gradient_there_is_no_note(scaled: bool) -> None:
     model = one_weight()
     own = training(model, scaler=scaler() if scaled else None)
     own.backward(total(model, 1.0))
-    own.update()
+    own.update(ALONE)
     assert own.notes() == ()
 
 
@@ -143,4 +150,4 @@ def test_a_left_out_first_update_is_not_taken_for_a_mistake_of_the_schedule() ->
     model = one_weight()
     own = training(model, scaler=scaler(), decay=0.5)
     own.backward(total(model, math.inf))
-    own.update()
+    own.update(ALONE)

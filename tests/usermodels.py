@@ -286,3 +286,12 @@ class WeightDiary(nn.Module):
         with Path(f"{self.path}.{own_rank()}").open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         return output
+
+
+def masked_tokens(rows: int = 11) -> Rows:
+    """Tokens [rows, 6] and those to predict, of which the first `row % 7` are left out (-100)."""
+    tokens = torch.randint(0, 13, (rows, 7), generator=drawn(5))
+    wanted = tokens[:, 1:].clone()
+    left_out = torch.arange(6) < (torch.arange(rows) % 7).reshape(-1, 1)
+    wanted[left_out] = -100
+    return Rows(tokens[:, :-1].contiguous(), wanted)

@@ -110,6 +110,12 @@ class Strategy(ABC):
         """
         return _NOTHING
 
+    def check_gradients(self, parameters: list[nn.Parameter]) -> None:  # noqa: B027
+        """After a step's last backward: refuse what would train wrong weights in silence."""
+
+    def agree(self) -> None:  # noqa: B027  # a process by itself agrees with itself
+        """At a flush: refuse what only a comparison of the ranks shows. All ranks call it."""
+
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """The whole state of the unwrapped model, on rank 0. Called by all ranks."""
         return model.state_dict()

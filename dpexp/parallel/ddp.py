@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from dpexp.batches import Inputs
+from dpexp.errors import ConfigError
 from dpexp.parallel.base import Strategy
 from dpexp.parallel.chunks import own_or_borrowed, weighted
 from dpexp.parallel.hooks import add_comm_hook
@@ -64,6 +65,22 @@ class DistributedDataParallel(Strategy):
         if last or self._wrapped is None:
             return super().synchronised(last)
         return self._wrapped.no_sync()
+
+    def check_gradients(self, parameters: list[nn.Parameter]) -> None:
+        options = self.plan.config.parallel
+        if options.find_unused_parameters or options.static_graph or self._wrapped is None:
+            return
+        unused = sum(parameter.grad is None for parameter in parameters)
+        if unused:
+            # torch says so in the next forward; after a run's last step there is none, and the
+            # gradients would stay those of this rank alone.
+            raise ConfigError(
+                "parallel.find_unused_parameters",
+                False,
+                f"the model did not use {unused} of its parameters in this step, and ddp waits for "
+                "the gradients of all",
+                fix="parallel.find_unused_parameters=true",
+            )
 
     def close(self) -> None:
         # DDP must be gone before the process group is: see worker.py.

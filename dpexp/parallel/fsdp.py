@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast, final
@@ -35,8 +36,14 @@ class FullyShardedDataParallel(Strategy):
         self.comm.spread([*model.parameters(), *model.buffers()])
         mesh = init_device_mesh(self.device.type, (self.comm.world_size,))
         for unit in (*units(model, options.wrap), model):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=bool(options.reshard_after_forward))
+            try:
+                reshard = bool(options.reshard_after_forward)
+                fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
+            except (ValueError, AssertionError, NotImplementedError) as error:
+                problem = f"torch cannot shard {type(unit).__name__}: {error}"
+                raise ConfigError("parallel", "fsdp", problem, fix="parallel=ddp") from error
         self._model = cast(FSDPModule, model)
+        self._unused = 0  # a checksum over the steps of which parameters got no gradient
 
     def choose_rows(self, rows: Indices) -> Indices:
         return own_or_borrowed(rows, self.comm)
@@ -53,6 +60,24 @@ class FullyShardedDataParallel(Strategy):
 
     def synchronised(self, last: bool) -> AbstractContextManager[Any]:
         return super().synchronised(last) if last else self._unsynchronised()
+
+    def check_gradients(self, parameters: list[nn.Parameter]) -> None:
+        unused = [index for index, each in enumerate(parameters) if each.grad is None]
+        if unused:
+            self._unused = zlib.crc32(repr((self._unused, unused)).encode())
+
+    def agree(self) -> None:
+        low, high = self.comm.extent([float(self._unused)])
+        if low != high:
+            # FSDP reduces the gradients that a rank has, one after the other: those of different
+            # parameters would be added up.
+            raise ConfigError(
+                "parallel",
+                "fsdp",
+                "the ranks used different parameters of the model in a step, and FSDP would mix up "
+                "their gradients",
+                fix="parallel=ddp parallel.find_unused_parameters=true",
+            )
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)

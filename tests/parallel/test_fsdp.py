@@ -193,9 +193,10 @@ def test_the_mean_of_the_weighted_losses_of_five_rows_is_six(world_size: int) ->
     assert total / world_size == pytest.approx(6.0, abs=1e-5)
 
 
-def test_a_loss_with_entries_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be the 0-dim mean over the rows"):
+def test_an_output_with_entries_is_no_loss_and_the_refusal_names_the_target() -> None:
+    with pytest.raises(ConfigError, match=r"taken for its loss, but its shape is \[3\]") as caught:
         on_rank(0, 2).weigh(torch.zeros(3), 3, 5)
+    assert "batch.target" in caught.value.fix
 
 
 @pytest.mark.usefixtures("sharded")

@@ -94,6 +94,10 @@ def test_what_is_not_known_is_a_dash_and_never_a_zero() -> None:
     [
         ([CELL], "strong scaling; speed-up against 0_none_n1"),
         ([CELL, replace(CELL, scaling="weak", baseline="4_none_n1")], "strong and weak scaling; "),
+        (
+            [replace(CELL, baseline="10_none_n1"), replace(CELL, baseline="2_none_n1")],
+            "strong scaling; speed-up against 2_none_n1, 10_none_n1",
+        ),
         ([replace(CELL, baseline=None)], "strong scaling; speed-up against no cell that ran"),
         ([], "no scaling; speed-up against no cell that ran"),
     ],
@@ -158,7 +162,7 @@ def test_the_report_ends_with_the_environment_and_the_command_that_repeats_it() 
 
 def test_notes_are_told_once_and_emulated_runs_are_called_so() -> None:
     lines = report([CELL, CELL])
-    assert lines.count("- dp-n2: uneven chunks") == 1
+    assert lines.count("- 1_dp_n2: uneven chunks") == 1
     assert sum("emulated): its times show" in line for line in lines) == 1
 
 
