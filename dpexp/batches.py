@@ -143,6 +143,8 @@ def _without(batch: Any, name: int | str) -> Any:
     """The batch without a top-level entry; one that lies deeper stays where it is."""
     if isinstance(batch, dict):
         return {key: value for key, value in batch.items() if key != name}
+    if name in getattr(batch, "_fields", ()):
+        name = batch._fields.index(name)
     if isinstance(batch, (tuple, list)) and _is_index(str(name), len(batch)):
         left = int(name) % len(batch)
         return tuple(value for index, value in enumerate(batch) if index != left)
@@ -211,7 +213,7 @@ def cut(
         begin, end = (start, start + size) if size else (0, min(longest, rows))
         part = partial(_slice, rows=rows, begin=begin, end=end)
         keywords = {k: v if k in constants else part(v) for k, v in inputs.kwargs.items()}
-        pieces.append(Inputs(part(inputs.args), keywords, part(inputs.target)))
+        pieces.append(Inputs(tuple(map(part, inputs.args)), keywords, part(inputs.target)))
         start += size
     return pieces
 
@@ -231,15 +233,16 @@ def _slice(value: Any, rows: int, begin: int, end: int) -> Any:
 def holds_rows(entries: Sequence[Any], rows: int) -> bool:
     """Whether a list or tuple holds one entry per row, such as texts or images of many sizes.
 
-    A pair of whole columns in a batch of two rows has two entries as well; there each tensor has
-    a row per row.
+    A pair of whole columns in a batch of two rows has two entries as well: there each tensor of a
+    list, and one at least of a tuple (outputs with a scalar loss), has a row per row.
     """
     if len(entries) != rows or hasattr(entries, "_fields") or not entries:
         return False
     shapes = leading_sizes(entries)
     if not shapes:
         return not any(isinstance(entry, (dict, tuple, list)) for entry in entries)
-    return not all(shape and shape[0] == rows for shape in shapes)
+    columns = [bool(shape) and shape[0] == rows for shape in shapes]
+    return not (all(columns) if isinstance(entries, list) else any(columns))
 
 
 def leading_sizes(value: Any) -> list[torch.Size]:

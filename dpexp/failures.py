@@ -194,7 +194,7 @@ def _layer(error: BaseException) -> str:
 
 def _hint(error: BaseException, layer: str, plan: RunPlan) -> str:
     """What to look at when the very first call of the model fails."""
-    if _CALL.search(_text(error)):
+    if not layer and _CALL.search(_text(error)):
         return (
             ". What of a batch the model gets is chosen by batch.inputs: an entry, [a,b] in order, "
             "or {keyword: entry}"

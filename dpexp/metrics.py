@@ -118,7 +118,8 @@ class WholeBatches(Scoring):
             return
         parts = [(pair, count) for pair, count in gathered if count]
         total = sum(count for _, count in parts)
-        whole = _joined([pair for pair, _ in parts], [count for _, count in parts])
+        counts = [count for _, count in parts]
+        whole = [_joined([pair[side] for pair, _ in parts], counts) for side in (0, 1)]
         self._samples += total
         if self._updates:
             self._custom.update(*whole)

@@ -22,6 +22,7 @@ class Training:
         clip_norm: largest norm of the gradient over all parameters; None = no clipping.
         scheduler: moves the learning rate after each step; None = constant.
         masked: counts the targets of a step that a cross-entropy does not leave out.
+        own_loss_first: `loss_of` takes the model's own loss where its output brings one.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Training:
         clip_norm: float | None,
         scheduler: LRScheduler | None,
         masked: MaskedTargets,
+        own_loss_first: bool = True,
     ) -> None:
         self.loss_of = loss_of
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -42,6 +44,7 @@ class Training:
         self._scheduler = scheduler
         self._skipped = 0
         self._masked = masked
+        self._own_loss_first = own_loss_first
 
     def counted(self, target: Any, rows: int) -> float | None:
         """The targets of a step that count, over all ranks; None: all do."""
@@ -62,7 +65,7 @@ class Training:
             rows: of this micro-batch; 0 = borrowed, which adds nothing.
             counted: of the step, as of :meth:`counted`.
         """
-        if counted is None or has_own_loss(output):
+        if counted is None or (self._own_loss_first and has_own_loss(output)):
             return strategy.weigh(self.loss_of(output, target), rows, global_rows)
         weight = strategy.comm.world_size / counted if rows else 0.0
         return summed_cross_entropy(output, target) * weight

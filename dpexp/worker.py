@@ -228,6 +228,7 @@ def _training(
             applies=config.loss in ("auto", "cross_entropy")
             and (comm.world_size > 1 or config.accumulate > 1),
         ),
+        own_loss_first=config.loss == "auto",
     )
 
 

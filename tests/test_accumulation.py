@@ -103,7 +103,7 @@ PIECES = {
     **{spread: EVERY[spread] for spread in ("dp on 3", "ddp on 3", "fsdp on 2")},
     "accumulate": (*EVERY["none"], "accumulate=3"),
     "dp and accumulate": (*EVERY["dp on 2"], "accumulate=2"),
-    "ddp and accumulate": (*EVERY["ddp on 3"], "accumulate=3"),
+    "ddp and accumulate": (*EVERY["ddp on 3"], "accumulate=2"),
 }
 
 

@@ -244,3 +244,10 @@ def test_ranks_draw_from_seeds_of_their_own_that_depend_on_the_seed() -> None:
     assert len(set(seeds)) == 24
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert seed_of_rank(1, 3) == seed_of_rank(1, 3)
+
+
+def test_a_field_of_a_named_tuple_can_be_the_target() -> None:
+    pair = namedtuple("Pair", "left right")(torch.zeros(2), torch.ones(2))
+    inputs = make_split(BatchConfig(inputs="auto", target="left"), {})(pair)
+    assert (len(inputs.args), inputs.args[0].tolist()) == (1, [1.0, 1.0])
+    assert inputs.target.tolist() == [0.0, 0.0]

@@ -39,16 +39,20 @@ def test_a_piece_is_a_view_of_the_batch() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [torch.zeros(()), torch.zeros(4, 5), 3, 0.5, None, "text", ["a", "b"], ("a",) * 5],
-    ids=["0-dim", "other rows", "number", "float", "none", "text", "short list", "tuple"],
+    [torch.zeros(()), torch.zeros(4, 5), 3, 0.5, None, "text", ["a", "b"], ("a",) * 4],
+    ids=["0-dim", "other rows", "number", "float", "none", "text", "short list", "short tuple"],
 )
 def test_what_is_not_one_entry_per_row_is_repeated(value: Any) -> None:
     for piece in cut_one(value, (2, 3)):
         assert piece is value or piece == value
 
 
-@pytest.mark.parametrize("entries", [list("abcde"), [1, 2, 3, 4, 5], [None, 1, "b", 2.5, True]])
-def test_a_list_of_one_plain_entry_per_row_is_cut(entries: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "entries",
+    [list("abcde"), tuple("abcde"), [1, 2, 3, 4, 5], [None, 1, "b", 2.5, True]],
+    ids=["texts", "tuple of texts", "numbers", "mixed"],
+)
+def test_one_plain_entry_per_row_is_cut(entries: Any) -> None:
     assert cut_one(entries, (2, 2, 1)) == [entries[:2], entries[2:4], entries[4:]]
 
 
@@ -196,3 +200,10 @@ def test_the_weighted_losses_of_all_micro_batches_are_the_mean_over_the_step(
         for inputs, count in own.micro_batches(Inputs((rows,), {}, None), 5):
             total += own.weigh((inputs.args[0] ** 2).mean(), count, 5).item()
     assert total / world_size == pytest.approx(6.0, abs=1e-5)
+
+
+def test_a_scalar_argument_beside_as_many_rows_as_arguments_is_not_taken_for_a_row() -> None:
+    x, scale = torch.arange(4.0).reshape(2, 2), torch.tensor(3.0)
+    first, second = cut(Inputs((x, scale), {}, None), 2, (1, 1))
+    assert (first.args[0].tolist(), first.args[1].item()) == ([[0.0, 1.0]], 3.0)
+    assert (second.args[0].tolist(), second.args[1].item()) == ([[2.0, 3.0]], 3.0)

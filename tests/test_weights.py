@@ -101,11 +101,18 @@ def test_a_model_whose_own_names_begin_so_keeps_them(tmp_path: Path) -> None:
 
 
 def test_numbers_are_taken_in_the_models_own_format(tmp_path: Path) -> None:
-    state = {key: value.half() for key, value in made(2.5).state_dict().items()}
-    torch.save(state, tmp_path / "half.pt")
+    half = made(2.5).half()  # its whole numbers stay whole
+    torch.save(half.state_dict(), tmp_path / "half.pt")
     model = made(0.0)
     load_weights(model, str(tmp_path / "half.pt"))
     assert (model.head.weight.dtype, model.head.weight[0, 0].item()) == (torch.float32, 2.5)
+
+
+def test_real_numbers_are_not_taken_for_whole_ones(tmp_path: Path) -> None:
+    state = {key: value.half() for key, value in made(2.5).state_dict().items()}
+    torch.save(state, tmp_path / "half.pt")
+    with pytest.raises(ConfigError, match="its count is real, that of the model whole or bool"):
+        load_weights(made(0.0), str(tmp_path / "half.pt"))
 
 
 # Refusals
