@@ -19,6 +19,8 @@ STEPS = (*SAVE, "epochs=null", "steps=4")
 # 24 rows in batches of 11: 11, 11 and 2, on 3 devices 4 + 4 + 3 and 1 + 1 + 0.
 UNEVEN = ("dataset.rows=24", "batch_size=11")
 MLP = ("model=mlp", "model.widths=[5,16,2]")
+# Run with the slow tests: the neighbours of what `make test` runs.
+SLOW_2, SLOW_4 = (pytest.param(count, marks=pytest.mark.slow) for count in (2, 4))
 FIVE = ("none", "dp on 2", "ddp on 2", "ddp on 3", "fsdp on 2")
 RAMP5 = (*data("usercode.ramp5"), "batch_size=5", "shuffle=false")
 LIN1 = model("usercode.Lin1")
@@ -79,7 +81,7 @@ def test_gradients_are_exchanged_after_the_last_micro_batch(run: Runs, spread: s
     assert weights(got)["layer.weight"].item() == pytest.approx(1 - 2 * 0.55, abs=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 4])
+@pytest.mark.parametrize("accumulate", [SLOW_2, 3, SLOW_4])
 @pytest.mark.parametrize("spread", ["dp on 2", "ddp on 2", "ddp on 3", "fsdp on 2"])
 def test_no_row_is_lost_between_ranks_and_micro_batches(
     run: Runs, spread: str, accumulate: int
@@ -153,7 +155,7 @@ def scored(run: dpexp.Run) -> tuple[torch.Tensor, torch.Tensor]:
 # clip_grad_norm
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, SLOW_2])
 @pytest.mark.parametrize("spread", [*FIVE, "fsdp on 3"])
 def test_a_gradient_of_twelve_is_clipped_to_one(run: Runs, spread: str, accumulate: int) -> None:
     got = run(*SAVE, *RAMP5, *LIN1, "clip_grad_norm=1", *micro(accumulate), *EVERY[spread])
@@ -262,7 +264,7 @@ def test_zero_trains_like_plain_ddp(run: Runs, count: int, extra: tuple[str, ...
 HOOKS = {"fp16": 4 * 0.1 * 2**-10, "bf16": 4 * 0.1 * 2**-7, "powersgd": 0.05}
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, SLOW_2])
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_communication_hook_trains_nearly_like_plain_ddp(
     run: Runs, hook: str, accumulate: int

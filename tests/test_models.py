@@ -43,7 +43,15 @@ KINDS: dict[str, tuple[str, ...]] = {
 FOUR = ("dp on 2", "dp on 3", "ddp on 2", "fsdp on 2")
 # Variants of a kind that has all four already.
 VARIANTS = ("decoder that returns a dict", "nested records by keyword", "whole records")
-PAIRS = [(kind, spread) for kind in KINDS if kind not in VARIANTS for spread in FOUR] + [
+# Run with the slow tests.
+SLOW = {"dp on 3": [pytest.mark.slow]}
+PAIRS = [
+    pytest.param(kind, spread, marks=SLOW.get(spread, []))
+    for kind in KINDS
+    if kind not in VARIANTS
+    for spread in FOUR
+]
+PAIRS += [
     *((kind, spread) for kind in VARIANTS for spread in ("dp on 2", "ddp on 2")),
     ("gpt on tokens", "ddp on 3"),
     ("decoder with its own loss", "ddp on 3"),
