@@ -33,9 +33,9 @@ def fetch_here(dataset: Any, schedule: Schedule, choose: Choose) -> Batches:
     """
     collate = collate_of(dataset)
     many = getattr(dataset, "__getitems__", None)
-    if many is not None and takes_arrays(dataset):
+    if many is not None and takes_arrays(dataset):  # its rows come as a batch
         for batch in schedule:
-            yield batch, collate(many(choose(batch.indices)))
+            yield batch, many(choose(batch.indices))
         return
     for batch in schedule:
         rows = choose(batch.indices)

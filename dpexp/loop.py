@@ -127,7 +127,7 @@ def _forward_backward(
     micro_batches = strategy.micro_batches(inputs, global_rows)
     left, total, output = len(micro_batches), None, None
     counted = None
-    if training is not None:
+    if training is not None and training.counts:
         counted = training.counted(inputs.target, strategy.own_rows(global_rows))
     for micro, rows in micro_batches:
         left -= 1

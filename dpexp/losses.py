@@ -130,6 +130,8 @@ def _auto(output: Any, target: Any) -> torch.Tensor:
 
 def has_own_loss(output: Any) -> bool:
     """Whether the model's output brings its loss as an entry or a field."""
+    if isinstance(output, torch.Tensor):  # asking a tensor for a field it lacks is slow
+        return False
     entry = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     return isinstance(entry, torch.Tensor)
 
@@ -188,11 +190,13 @@ def same_shape(key: str, name: str, output: Any, target: Any) -> tuple[torch.Ten
             allowed="equal shapes",
             fix=f"a model whose output has the target's shape, or {key}=output if it is a loss",
         )
-    return value, target.to(value.dtype)
+    return value, target if target.dtype is value.dtype else target.to(value.dtype)
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
     """At least 32-bit floats: a target of 1001 is 1000 in the format of a bf16 output."""
+    if value.dtype is torch.float32:
+        return value
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 

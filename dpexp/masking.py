@@ -29,7 +29,7 @@ class MaskedTargets:
 
     def __init__(self, comm: Comm, *, applies: bool) -> None:
         self._comm = comm
-        self._applies = applies
+        self.applies = applies
         self._decided = False
         self._masked = False
         self._late: torch.Tensor | None = None
@@ -40,7 +40,7 @@ class MaskedTargets:
         A synchronisation point of the ranks at the first step, and at each one where targets are
         masked. NaN when none counts, as torch's mean is.
         """
-        if not self._applies:
+        if not self.applies:
             return None
         left_out = target == IGNORED if is_classes(target) and rows else None
         if not self._decided:

@@ -183,9 +183,9 @@ class Recorder:
     def _phase_spans(self, rows: list[Row]) -> Spans:
         """Seconds of each phase, shape [rows, phases]; those of micro-batches added up."""
         count = 2 * self._micro_batches + 5
-        spans = self._clock.spans([_padded(row.marks, -2, count) for row in rows])
         if self._micro_batches == 1:
-            return spans
+            return self._clock.spans([row.marks for row in rows])
+        spans = self._clock.spans([_padded(row.marks, -2, count) for row in rows])
         middle = spans[:, 2:-2]
         both = [middle[:, 0::2].sum(axis=1), middle[:, 1::2].sum(axis=1)]
         return np.column_stack([spans[:, :2], *both, spans[:, -2:]])

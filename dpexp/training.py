@@ -22,6 +22,7 @@ class Training:
         clip_norm: largest norm of the gradient over all parameters; None = no clipping.
         scheduler: moves the learning rate after each step; None = constant.
         masked: counts the targets of a step that a cross-entropy does not leave out.
+            `counts` says whether there is anything to count.
         own_loss_first: `loss_of` takes the model's own loss where its output brings one.
     """
 
@@ -45,6 +46,7 @@ class Training:
         self._skipped = 0
         self._masked = masked
         self._own_loss_first = own_loss_first
+        self.counts = masked.applies
 
     def counted(self, target: Any, rows: int) -> float | None:
         """The targets of a step that count, over all ranks; None: all do."""

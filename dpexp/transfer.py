@@ -30,6 +30,7 @@ class Transfer(ABC):
     def __init__(self, device: torch.device, channels_last: bool) -> None:
         self._device = device
         self._channels_last = channels_last
+        self._nothing_to_do = device.type == "cpu" and not channels_last
 
     @abstractmethod
     def ahead(self, batches: Batches) -> Batches:
@@ -53,6 +54,8 @@ class Copying(Transfer):
         return batches
 
     def place(self, inputs: Inputs) -> Inputs:
+        if self._nothing_to_do:
+            return inputs
         if self._device.type != "cpu":
             inputs = Inputs(*(move(part, self._device) for part in inputs))
         return self._formatted(inputs)

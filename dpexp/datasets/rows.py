@@ -25,6 +25,7 @@ class Rows(Dataset[Any]):
 
     def __init__(self, *columns: torch.Tensor) -> None:
         self._columns = columns
+        self._pair = columns if len(columns) == 2 else None
         # Mapped lazily from a file, a column would be read in the timed loop; see files.py.
         self._length = len(columns[0])
 
@@ -37,17 +38,15 @@ class Rows(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """The batch of these rows. Shapes: [len(indices), ...] per column."""
-        where = (
-            torch.from_numpy(indices)
-            if isinstance(indices, np.ndarray)
-            else torch.tensor(indices, dtype=torch.int64)
-        )
-        columns = self._columns
-        if len(columns) == 1:
-            return columns[0].index_select(0, where)
-        if len(columns) == 2:  # the usual case, without the cost of a loop
-            return columns[0].index_select(0, where), columns[1].index_select(0, where)
-        return tuple([column.index_select(0, where) for column in columns])
+        if isinstance(indices, np.ndarray):
+            where = torch.from_numpy(indices)
+        else:
+            where = torch.tensor(indices, dtype=torch.int64)
+        pair = self._pair
+        if pair is not None:  # the usual case, without the cost of a loop
+            return pair[0].index_select(0, where), pair[1].index_select(0, where)
+        columns = [column.index_select(0, where) for column in self._columns]
+        return tuple(columns) if len(columns) > 1 else columns[0]
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:

@@ -18,7 +18,6 @@ _SIMPLE = StepRecord._fields[:-1]  # all but replica_rows, which becomes one col
 
 
 _REAL = ("loss", "learning_rate")
-_OPTIONAL = (*(f"{part}_s" for part in DP_PARTS), *_REAL)
 
 
 @final
@@ -46,15 +45,24 @@ class CsvSink(Sink):
 
 def _line(record: StepRecord) -> str:
     """One row. Formatted at once: the csv module takes four times as long for plain numbers."""
-    absent = tuple(name for name in _OPTIONAL if getattr(record, name) is None)
-    template = _template(absent, len(record.replica_rows))
+    template = _template(
+        record.scatter_s is None,
+        record.loss is None,
+        record.learning_rate is None,
+        len(record.replica_rows),
+    )
     values = [value for value in record[:-1] if value is not None]
     return template % (*values, *record.replica_rows)
 
 
 @cache
-def _template(absent: tuple[str, ...], num_devices: int) -> str:
+def _template(no_parts: bool, no_loss: bool, no_rate: bool, num_devices: int) -> str:
     """The format of a row; nanoseconds of a second, and more digits than a float32 loss has."""
+    absent = {
+        *((f"{part}_s" for part in DP_PARTS) if no_parts else ()),
+        *(("loss",) if no_loss else ()),
+        *(("learning_rate",) if no_rate else ()),
+    }
     cells = [
         "" if n in absent else "%.9g" if n.endswith("_s") or n in _REAL else "%d" for n in _SIMPLE
     ]
