@@ -33,6 +33,13 @@ def fetch_here(dataset: Any, schedule: Schedule, choose: Choose) -> Batches:
     """
     collate = collate_of(dataset)
     many = getattr(dataset, "__getitems__", None)
+    pair = getattr(dataset, "pair", None) if takes_arrays(dataset) else None
+    if pair is not None:  # rows in memory: for a small batch each call would show in the step
+        inputs, targets, wrap = pair[0].index_select, pair[1].index_select, torch.from_numpy
+        for batch in schedule:
+            where = wrap(choose(batch.indices))
+            yield batch, (inputs(0, where), targets(0, where))
+        return
     if many is not None and takes_arrays(dataset):  # its rows come as a batch
         for batch in schedule:
             yield batch, many(choose(batch.indices))

@@ -25,7 +25,8 @@ class Rows(Dataset[Any]):
 
     def __init__(self, *columns: torch.Tensor) -> None:
         self._columns = columns
-        self._pair = columns if len(columns) == 2 else None
+        # Inputs and targets, the usual case, which loading.py gathers without a call per batch.
+        self.pair = columns if len(columns) == 2 else None
         # Mapped lazily from a file, a column would be read in the timed loop; see files.py.
         self._length = len(columns[0])
 
@@ -42,9 +43,6 @@ class Rows(Dataset[Any]):
             where = torch.from_numpy(indices)
         else:
             where = torch.tensor(indices, dtype=torch.int64)
-        pair = self._pair
-        if pair is not None:  # the usual case, without the cost of a loop
-            return pair[0].index_select(0, where), pair[1].index_select(0, where)
         columns = [column.index_select(0, where) for column in self._columns]
         return tuple(columns) if len(columns) > 1 else columns[0]
 
