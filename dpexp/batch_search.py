@@ -50,7 +50,9 @@ class Found:
     failure: RunResult | None = None
 
 
-def find_batch_size(config: Config, facts: HardwareFacts, user_dir: Path) -> Found:
+def find_batch_size(
+    config: Config, facts: HardwareFacts, user_dir: Path, *, in_sweep: bool = False
+) -> Found:
     """Search for the largest batch of this strategy on so many devices.
 
     Returns:
@@ -81,7 +83,8 @@ def find_batch_size(config: Config, facts: HardwareFacts, user_dir: Path) -> Fou
         "tries": [asdict(each) for each in search.tries],
         "search_s": now_s() - began_s,
     }
-    return Found(_planned(config, facts, best), record)
+    plan = make_plan(replace(config, batch_size=best), facts, in_sweep=in_sweep)
+    return Found(replace(plan, config=config), record)
 
 
 @final
@@ -153,6 +156,11 @@ class _Search:
             drop_last=False,
             save_weights=False,
             shapes=replace(self._config.shapes, print=False, depth=0),
+            until=replace(self._config.until, ci=None),
+            check=replace(self._config.check, parity=False),
+            measure=replace(self._config.measure, calibration_pairs=0, flops=False),
+            trace=False,
+            inject=replace(self._config.inject, die_rank=None, hang_rank=None),
         )
         plan = _planned(short, self._facts, size)
         with tempfile.TemporaryDirectory(prefix="dpexp-try-") as name:

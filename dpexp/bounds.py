@@ -6,7 +6,13 @@ from dpexp.errors import ConfigError
 from dpexp.schema import Config
 
 # Else what a 64-bit number holds, with room to multiply.
-MOST = {"loader.workers": 1024, "loader.prefetch": 1024, "batch_size": 2**40}
+MOST = {
+    "loader.workers": 1024,
+    "loader.prefetch": 1024,
+    "batch_size": 2**40,
+    "repeats": 1000,
+    "measure.calibration_pairs": 1000,
+}
 MOST_OTHERS = 2**62
 
 
@@ -35,6 +41,11 @@ def check_bounds(config: Config) -> None:
         "loader.workers": (config.loader.workers, 0),
         "loader.prefetch": (config.loader.prefetch, 1),
         "shapes.depth": (config.shapes.depth, 0),
+        "repeats": (config.repeats, 1),
+        "repeat": (config.repeat, 0),
+        "check.steps": (config.check.steps, 1),
+        "measure.calibration_pairs": (config.measure.calibration_pairs, 0),
+        "inject.at_step": (config.inject.at_step, 0),
         "seed": (config.seed, 0),
         "parallel.powersgd_rank": (config.parallel.powersgd_rank, 1),
         # torch's own limit: the first step shows DDP the order of the gradients
@@ -56,6 +67,9 @@ def _check_above_zero(config: Config) -> None:
         "clip_grad_norm": (config.clip_grad_norm, "1"),
         "loader.timeout_s": (config.loader.timeout_s, "300"),
         "batch_search.process_memory_mib": (config.batch_search.process_memory_mib, "2000"),
+        "until.ci": (config.until.ci, "0.02"),
+        "until.max_s": (config.until.max_s, "60"),
+        "measure.peak_flops_per_device": (config.measure.peak_flops_per_device, "1e12"),
     }
     for key, (number, usual) in above_zero.items():
         if number is not None and not 0 < number < float("inf"):

@@ -60,7 +60,7 @@ def run_cell(
         facts = gather_facts()
         environment = describe_environment(facts)
         with _interrupts_recorded(folder):
-            plan, search = _plan(config, facts, environment, user_dir)
+            plan, search = _plan(config, facts, environment, user_dir, in_sweep)
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if not in_sweep:
@@ -83,14 +83,18 @@ def run_cell(
 
 
 def _plan(
-    config: Config, facts: HardwareFacts, environment: dict[str, Any], user_dir: Path
+    config: Config,
+    facts: HardwareFacts,
+    environment: dict[str, Any],
+    user_dir: Path,
+    in_sweep: bool,
 ) -> tuple[RunPlan, dict[str, Any] | None]:
     """The plan, and the record of the search if the batch size had to be searched for."""
     if config.batch_size != "auto":
-        return make_plan(config, facts), None
+        return make_plan(config, facts, in_sweep=in_sweep), None
     from dpexp.batch_search import find_batch_size
 
-    found = find_batch_size(config, facts, user_dir)
+    found = find_batch_size(config, facts, user_dir, in_sweep=in_sweep)
     if found.failure is not None:
         raise _SearchFailedError(replace(found.failure, environment=environment))
     return found.plan, found.record

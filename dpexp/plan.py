@@ -7,10 +7,13 @@ value and the way out. What can be judged without the hardware is in check.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dpexp.errors import ConfigError
 from dpexp.schedule import chunk_sizes
-from dpexp.schema import ONE_PROCESS, Config, Precision, Scaling, StrategyName
+from dpexp.schema import ONE_PROCESS, Config, Precision, Scaling, StrategyName, Task
+
+CALIBRATION_PAIRS = 8
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class RunPlan:
     batch_rows_per_device: int  # of the largest chunk
     emulated: bool
     backend: str | None
+    parity_steps: int  # replayed against a single device before the run; 0 = none
+    calibration_pairs: int  # of extra steps with and without gradient exchange; 0 = none
+    counts_flops: bool
     notes: tuple[str, ...]
 
     def device_of(self, rank: int) -> str:
@@ -51,12 +57,13 @@ class RunPlan:
         return f"{self.device_type}:{self.first_index + rank}"
 
 
-def make_plan(config: Config, facts: HardwareFacts) -> RunPlan:
+def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -> RunPlan:
     """Decide devices, processes, threads and batch sizes.
 
     Args:
         config: already accepted by :func:`dpexp.check.check`; `batch_size` is a number.
         facts: of the machine the run is for.
+        in_sweep: a cell of a sweep, which checks and measures more unless told otherwise.
 
     Raises:
         ConfigError: the config asks for what this machine or torch cannot do.
@@ -102,6 +109,7 @@ def make_plan(config: Config, facts: HardwareFacts) -> RunPlan:
         batch_rows_per_device=batch_rows_per_device,
         emulated=emulated,
         backend=_backend(config, facts, device_type),
+        **_extra_work(config, num_processes, in_sweep),
         notes=_notes(config, facts, device_type, num_devices, batch_rows),
     )
 
@@ -222,6 +230,22 @@ def _check_preparation(config: Config, device_type: str) -> None:
     else:
         return
     raise ConfigError("prepare.sync_batchnorm", True, problem, fix="prepare.sync_batchnorm=false")
+
+
+def _extra_work(config: Config, num_processes: int, in_sweep: bool) -> dict[str, Any]:
+    """What calls the user's code more often than the steps do: by default in sweeps only."""
+    training = config.task is Task.train
+    usual = training and in_sweep
+    parity = usual if config.check.parity is None else config.check.parity
+    pairs = config.measure.calibration_pairs
+    if pairs is None:
+        pairs = CALIBRATION_PAIRS if usual and config.measure.comm else 0
+    flops = config.measure.flops
+    return {
+        "parity_steps": config.check.steps if parity else 0,
+        "calibration_pairs": pairs if num_processes > 1 and training else 0,
+        "counts_flops": usual if flops is None else flops,
+    }
 
 
 def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | None:

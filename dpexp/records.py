@@ -110,6 +110,13 @@ class RankResult:
     notes: tuple[str, ...]
     model: dict[str, Any]
     metric: dict[str, Any] | None = None  # evaluate: name, value, samples; on rank 0
+    # The next ones are on rank 0 only, but for `comm`; None where not asked for.
+    comm: dict[str, Any] | None = None  # see comm_recorder.py
+    parity: dict[str, Any] | None = None  # see parity.py
+    compute: dict[str, Any] | None = None  # see compute.py
+    machine: dict[str, Any] | None = None  # see machine.py
+    energy: dict[str, Any] | None = None  # see energy.py
+    uncertainty: dict[str, Any] | None = None  # see uncertainty.py
 
 
 def rank_result_from(plain: dict[str, Any]) -> RankResult:
@@ -147,6 +154,15 @@ class RunResult:
     metric: dict[str, Any] | None = None
     batch_search: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
+    repeat: int = 0
+    uncertainty: dict[str, Any] | None = None
+    comm: dict[str, Any] | None = None
+    stragglers: dict[str, Any] | None = None
+    parity: dict[str, Any] | None = None
+    compute: dict[str, Any] | None = None
+    energy: dict[str, Any] | None = None
+    machine: dict[str, Any] | None = None
+    injected: list[str] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     schema: int = SCHEMA

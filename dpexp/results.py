@@ -8,6 +8,7 @@ from typing import Any
 from dpexp.config import to_plain
 from dpexp.plan import RunPlan
 from dpexp.records import ErrorRecord, RankResult, RunResult
+from dpexp.schema import Config
 
 
 def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]) -> RunResult:
@@ -47,6 +48,11 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         else None,
         metric=first.metric,
         model=first.model,
+        uncertainty=first.uncertainty,
+        parity=first.parity,
+        compute=first.compute,
+        energy=first.energy,
+        machine=first.machine,
         ranks=[_rank_facts(rank) for rank in ranks],
         notes=list(dict.fromkeys([*plan.notes, *(n for rank in ranks for n in rank.notes)])),
     )
@@ -86,6 +92,8 @@ def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
         "threads_per_process": plan.threads_per_process,
         "batch": {"global": plan.batch_rows, "per_device": plan.batch_rows_per_device},
         "scaling": plan.config.scaling.value,
+        "repeat": plan.config.repeat,
+        "injected": injected(plan.config),
     }
 
 
@@ -96,3 +104,22 @@ def _rank_facts(rank: RankResult) -> dict[str, Any]:
         **{key: plain[key] for key in kept},
         "step_p50_s": rank.timing["step"].p50_s,
     }
+
+
+def injected(config: Config) -> list[str]:
+    """What ``inject.*`` disturbs, in words; [] = nothing."""
+    inject, told = config.inject, []
+    if inject.collective_delay_s:
+        told.append(f"each collective takes {inject.collective_delay_s:g} s longer")
+    if inject.slow_rank is not None:
+        told.append(f"rank {inject.slow_rank} computes {inject.slow_factor:g} times as long")
+    if inject.data_delay_s:
+        where = "" if inject.data_rank is None else f" on rank {inject.data_rank}"
+        told.append(f"each batch takes {inject.data_delay_s:g} s longer to fetch{where}")
+    if inject.noisy_rank is not None:
+        told.append(f"rank {inject.noisy_rank} pauses for {inject.noise_s:g} s a step on average")
+    if inject.die_rank is not None:
+        told.append(f"rank {inject.die_rank} kills itself at step {inject.at_step}")
+    if inject.hang_rank is not None:
+        told.append(f"rank {inject.hang_rank} hangs at step {inject.at_step}")
+    return told

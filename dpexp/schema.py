@@ -11,6 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from dpexp.schema_measuring import (
+    CheckConfig,
+    InjectConfig,
+    MeasureConfig,
+    UntilConfig,
+    doc,
+)
+
 
 class Task(Enum):
     """What a step does."""
@@ -79,11 +87,6 @@ class Backend(Enum):
     auto = "auto"
     gloo = "gloo"
     nccl = "nccl"
-
-
-def doc(text: str, section: str = "") -> Any:
-    """A field without default (the default is in conf/), with its help text."""
-    return field(metadata={"doc": text, "section": section})
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,18 @@ class Config:
     drop_last: bool = doc("leave out an epoch's last batch when it is short", "batches")
     shuffle: bool = doc("a new order of the samples each epoch", "batches")
     loader: LoaderConfig = doc("how batches are fetched", "batches")
+    until: UntilConfig = doc("when to stop measuring", "measuring")
+    repeats: int = doc(
+        "in a sweep: how often each cell runs, interleaved, in an order drawn from the seed",
+        "measuring",
+    )
+    repeat: int = doc("which repeat this run is; set by a sweep with repeats", "measuring")
+    check: CheckConfig = doc("what is proved before anything is timed", "measuring")
+    measure: MeasureConfig = doc("what is measured beside the phases", "measuring")
+    trace: bool = doc(
+        "after the timed steps, write a torch.profiler trace of a few more per rank", "measuring"
+    )
+    inject: InjectConfig = doc("disturbances on purpose, to see what is said of them", "measuring")
     shapes: ShapesConfig = doc("what is recorded of shapes", "records")
     extra: dict[str, Any] = field(default_factory=dict, metadata={"doc": "", "section": ""})
 
@@ -244,6 +259,10 @@ NESTED = {
     "batch": BatchConfig,
     "batch_search": BatchSearchConfig,
     "loader": LoaderConfig,
+    "until": UntilConfig,
+    "check": CheckConfig,
+    "measure": MeasureConfig,
+    "inject": InjectConfig,
     "shapes": ShapesConfig,
 }
 # Options of `parallel` by the strategies that have them; null for the others.

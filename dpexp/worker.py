@@ -15,32 +15,24 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from dpexp.batches import make_split, seed_all, seed_of_rank
-from dpexp.build import build, build_callable, build_model
+from dpexp.assembly import put_together
 from dpexp.comm import Comm, connect
 from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
-from dpexp.feed import end_notes, make_feed, pins
+from dpexp.feed import end_notes
 from dpexp.loop import Progress, Work, run_steps
-from dpexp.losses import make_loss
-from dpexp.masking import MaskedTargets
-from dpexp.metrics import Scoring, make_scoring
-from dpexp.optimizers import build_lr_scheduler, build_optimizer
-from dpexp.parallel import Context, Strategy, make_strategy
+from dpexp.metrics import Scoring
+from dpexp.parallel import Strategy
 from dpexp.plan import RunPlan
-from dpexp.precision import autocast, make_scaler, set_float32
-from dpexp.prepare import compile_model, prepare_model
+from dpexp.precision import set_float32
 from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble
-from dpexp.schema import Task
 from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import CsvSink, ProgressSink, Sink, TensorBoardSink, write_shapes
 from dpexp.sinks.tensorboard import code_block
 from dpexp.timing import make_clock
-from dpexp.training import Training
-from dpexp.transfer import make_transfer
 from dpexp.tutorial import TutorialPrinter
 from dpexp.weights import fingerprint, save_weights
 
@@ -91,56 +83,43 @@ def _measure(
     set_float32(config.precision, device)
     clock = make_clock(device)
     shapes = ShapeLog(first_replica=rank)
-    strategy = make_strategy(plan.strategy, Context(plan, comm, device, clock, shapes))
-
-    seed_all(config.seed)
-    dataset = build("dataset", config.dataset)
-    feed = make_feed(dataset, plan, strategy.choose_rows, comm, device)
-    transfer = make_transfer(device, channels_last=config.prepare.channels_last, pin=pins(plan))
-
-    seed_all(config.seed)  # again, so that the weights do not depend on the dataset's draws
-    model, notes = prepare_model(build_model(config.model, device), plan)
-    facts = _model_facts(model, rank)
-    strategy.wrap(model)
-    compile_model(model, config.prepare)
-    model.train(config.task is not Task.evaluate)
-    training = _training(plan, comm, model, device, feed.steps)
-    scoring = _scoring(plan, comm)
-    seed_all(seed_of_rank(config.seed, rank))
+    built = put_together(plan, comm, device, clock, shapes)
+    model, strategy, training, facts = built.model, built.strategy, built.training, built.facts
 
     if config.shapes.print:
         TutorialPrinter(plan, comm.rank).attach(shapes)
-    with _sinks(job, comm, board, feed.steps) as sinks:
+    with _sinks(job, comm, board, built.feed.steps) as sinks:
         recorder = Recorder(plan, comm, clock, sinks)
         report = partial(
-            _rank_result, plan, recorder, shapes, rank, str(device), (*feed.notes, *notes), facts
+            _rank_result, plan, recorder, shapes, rank, str(device), built.notes, facts
         )
         with (
             watch_submodules(model, config.shapes.depth, shapes),
             torch.set_grad_enabled(training is not None),
             _flushed(recorder, progress, report),
         ):
-            work = Work(
-                strategy,
-                transfer,
-                clock,
-                recorder,
-                shapes,
-                progress,
-                make_split(config.batch, config.forward_kwargs),
-                autocast(config.precision, device),
-                training,
-                scoring,
+            run_steps(
+                built.transfer.ahead(built.feed.batches),
+                Work(
+                    strategy,
+                    built.transfer,
+                    clock,
+                    recorder,
+                    shapes,
+                    progress,
+                    built.split,
+                    built.autocast,
+                    training,
+                    built.scoring,
+                ),
             )
-            run_steps(transfer.ahead(feed.batches), work)
-        del work  # it holds the DDP object; see run_rank
     progress.phase = "finish"
     late = (
-        *end_notes(config, feed, recorder.steps, recorder.epochs),
+        *end_notes(config, built.feed, recorder.steps, recorder.epochs),
         *_made_late(model, facts["parameter_tensors"]),
         *(() if training is None else training.notes()),
     )
-    done = _finished(job, strategy, model, report(), facts, scoring)
+    done = _finished(job, strategy, model, report(), facts, built.scoring)
     return replace(done, notes=(*done.notes, *late))
 
 
@@ -204,53 +183,6 @@ def _flushed(
             log.exception("the last steps could not be written")
         progress.partial = report()
         raise  # the reason why the steps ended, not what writing them met
-
-
-def _training(
-    plan: RunPlan, comm: Comm, model: torch.nn.Module, device: torch.device, steps: int | None
-) -> Training | None:
-    config = plan.config
-    if config.task is not Task.train:
-        return None
-    custom = build_callable("loss", config.loss) if isinstance(config.loss, dict) else None
-    optimizer = build_optimizer(config.optimizer, model, zero=bool(config.parallel.zero))
-    if steps is None:
-        steps = config.steps
-    return Training(
-        make_loss(config.loss, custom),
-        model,
-        optimizer,
-        make_scaler(config.precision, device),
-        config.clip_grad_norm,
-        build_lr_scheduler(config.lr_scheduler, optimizer, steps),
-        MaskedTargets(
-            comm,
-            applies=config.loss in ("auto", "cross_entropy")
-            and (comm.world_size > 1 or config.accumulate > 1),
-        ),
-        own_loss_first=config.loss == "auto",
-    )
-
-
-def _scoring(plan: RunPlan, comm: Comm) -> Scoring | None:
-    config = plan.config
-    if config.task is not Task.evaluate:
-        return None
-    custom = build_callable("metric", config.metric) if isinstance(config.metric, dict) else None
-    replicas = plan.num_devices if plan.num_processes == 1 else 1
-    return make_scoring(config.metric, custom, comm, replicas)
-
-
-def _model_facts(model: torch.nn.Module, rank: int) -> dict[str, Any]:
-    parameters = list(model.parameters())
-    facts = {
-        "parameters": sum(p.numel() for p in parameters),
-        "parameter_tensors": len(parameters),
-        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
-    }
-    return (
-        {**facts, "initial_sha256": fingerprint(model.state_dict())} if rank == 0 else dict(facts)
-    )
 
 
 def _rank_result(

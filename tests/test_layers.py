@@ -23,6 +23,7 @@ LAYERS: dict[int, list[str]] = {
     0: ["errors", "extras", "files", "records", "stats", "env"],
     1: [
         "schema",
+        "schema_measuring",
         "builtin",
         "config",
         "bounds",
@@ -85,6 +86,7 @@ LAYERS: dict[int, list[str]] = {
         "sinks.tensorboard",
     ],
     4: [
+        "assembly",
         "recorder",
         "training",
         "loop",
