@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from dpexp.batches import Split, make_split, seed_all, seed_of_rank
 from dpexp.build import build, build_callable, build_model
 from dpexp.comm import Comm
+from dpexp.disturb import disturb_forward, disturbed
 from dpexp.feed import Feed, make_feed, pins
 from dpexp.losses import make_loss
 from dpexp.masking import MaskedTargets
@@ -66,10 +67,13 @@ def put_together(
     seed_all(config.seed)
     dataset = build("dataset", config.dataset)
     feed = make_feed(dataset, plan, strategy.choose_rows, comm, device)
+    feed = replace(feed, batches=disturbed(feed.batches, config.inject, comm.rank))
     transfer = make_transfer(device, channels_last=config.prepare.channels_last, pin=pins(plan))
 
     seed_all(config.seed)  # again, so that the weights do not depend on the dataset's draws
     model, notes = prepare_model(build_model(config.model, device), plan)
+    training_here = config.task is Task.train
+    disturb_forward(model, config.inject, comm.rank, config.seed, training=training_here)
     facts = _model_facts(model, comm.rank)
     strategy.wrap(model)
     compile_model(model, config.prepare)

@@ -15,8 +15,12 @@ import torch
 import torch.distributed as dist
 
 from dpexp import env
+from dpexp.clocks import ClockOffset, closest, machine_id
 from dpexp.errors import ConfigError
 from dpexp.plan import RunPlan
+from dpexp.timing import host_s
+
+CLOCK_ROUNDS = 16
 
 
 def connect(plan: RunPlan, rank: int) -> Comm:
@@ -64,6 +68,14 @@ class Comm(ABC):
         """Every rank's `value`, in rank order, on rank 0; None elsewhere. Waits for all."""
 
     @abstractmethod
+    def exchange(self, values: torch.Tensor) -> torch.Tensor:
+        """Every rank's CPU tensor of one shape, on every rank: [ranks, ...]. Waits for all."""
+
+    @abstractmethod
+    def clock(self) -> ClockOffset:
+        """How this rank's clock (timing.host_s) differs from rank 0's. Waits for all."""
+
+    @abstractmethod
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The element-wise sum over ranks of a CPU tensor, on every rank. Waits for all."""
 
@@ -94,6 +106,12 @@ class LocalComm(Comm):
 
     def gather(self, value: Any) -> list[Any] | None:
         return [value]
+
+    def exchange(self, values: torch.Tensor) -> torch.Tensor:
+        return values.unsqueeze(0)
+
+    def clock(self) -> ClockOffset:
+        return ClockOffset(0.0, 0.0)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values
@@ -127,6 +145,43 @@ class TorchComm(Comm):
         received: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(value, received, dst=0, group=self._group)
         return received
+
+    def exchange(self, values: torch.Tensor) -> torch.Tensor:
+        received = [torch.empty_like(values) for _ in range(self.world_size)]
+        dist.all_gather(received, values, group=self._group)
+        return torch.stack(received)
+
+    def clock(self) -> ClockOffset:
+        machines: list[Any] = [None] * self.world_size
+        dist.all_gather_object(machines, machine_id(), group=self._group)
+        if len(set(machines)) == 1:
+            return ClockOffset(0.0, 0.0)  # one kernel, one clock
+        own = ClockOffset(0.0, 0.0)
+        for peer in range(1, self.world_size):
+            if self.rank == 0:
+                found = closest([self._question(peer) for _ in range(CLOCK_ROUNDS)])
+                dist.send(torch.tensor(found, dtype=torch.float64), peer, group=self._group)
+            elif self.rank == peer:
+                for _ in range(CLOCK_ROUNDS):
+                    self._answer()
+                told = torch.empty(2, dtype=torch.float64)
+                dist.recv(told, 0, group=self._group)
+                own = ClockOffset(*told.tolist())
+        return own
+
+    def _question(self, peer: int) -> tuple[float, float, float]:
+        """Ask a peer for its clock: when asked, what it says, when the answer came."""
+        answer = torch.zeros(1, dtype=torch.float64)
+        asked_s = host_s()
+        dist.send(answer, peer, group=self._group)
+        dist.recv(answer, peer, group=self._group)
+        return asked_s, answer.item(), host_s()
+
+    def _answer(self) -> None:
+        answer = torch.zeros(1, dtype=torch.float64)
+        dist.recv(answer, 0, group=self._group)
+        answer[0] = host_s()
+        dist.send(answer, 0, group=self._group)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(values, group=self._group)

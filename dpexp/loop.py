@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,10 @@ from dpexp.device import peak_resident_bytes
 from dpexp.loading import Batches
 from dpexp.metrics import Scoring
 from dpexp.parallel import Strategy
-from dpexp.recorder import Recorder, Row
+from dpexp.recorder import Recorder
 from dpexp.records import RankResult
+from dpexp.rows import Row
+from dpexp.schedule import GlobalBatch
 from dpexp.shapes import ShapeLog
 from dpexp.timing import Clock
 from dpexp.training import Training
@@ -50,6 +53,9 @@ class Work:
     autocast: AbstractContextManager[Any]
     training: Training | None = None  # of task=train
     scoring: Scoring | None = None  # of task=evaluate; with neither, the model is only called
+    # Called between two steps, once, with the inputs and the global rows of step `pause_after`.
+    pause_after: int = -1
+    pause: Callable[[Inputs, int], None] = lambda _inputs, _rows: None
 
 
 def run_steps(batches: Batches, work: Work) -> None:
@@ -76,7 +82,7 @@ def run_steps(batches: Batches, work: Work) -> None:
         marks.append(mark())
 
         global_rows = len(batch.indices)
-        output, loss = _forward_backward(inputs, global_rows, work, marks)
+        output, loss = forward_backward(inputs, global_rows, work, marks)
 
         progress.phase = "optimizer"
         rate = None
@@ -93,26 +99,60 @@ def run_steps(batches: Batches, work: Work) -> None:
             work.scoring.add(output, inputs.target, rows)
         if shapes.on_batch is not None:
             shapes.on_batch(inputs, output, global_rows)
-        parts = tuple(strategy.parts)
-        peak = peak_resident_bytes()
-        row = Row(batch.step, batch.epoch, global_rows, rows, marks, parts, loss, rate, peak)
-        recorder.add(row)
+        recorder.add(_row(batch, rows, marks, loss, rate, strategy))
+        pausing = batch.step == work.pause_after
+        kept = inputs if pausing else None
         del item, output, fetched, inputs, loss  # the next batch must not find this one in memory
         end = mark()
         marks.append(end)
-        if recorder.flush_due():
-            recorder.flush()
-            strategy.agree()
+        if pausing or recorder.flush_due():
+            _meet(work)
+            if kept is not None:
+                work.pause(kept, global_rows)
+                kept = None
+            if recorder.enough:
+                break
             end = mark()
         marks = [end]
-    recorder.flush()
-    strategy.agree()
+    _meet(work)
 
 
-def _forward_backward(
-    inputs: Inputs, global_rows: int, work: Work, marks: list[Any]
+def _row(
+    batch: GlobalBatch,
+    rows: int,
+    marks: list[Any],
+    loss: torch.Tensor | None,
+    rate: float | None,
+    strategy: Strategy,
+) -> Row:
+    log = strategy.log
+    return Row(
+        batch.step,
+        batch.epoch,
+        len(batch.indices),
+        rows,
+        marks,
+        tuple(strategy.parts),
+        loss,
+        rate,
+        peak_resident_bytes(),
+        () if log is None else tuple(log.noted),
+    )
+
+
+def _meet(work: Work) -> None:
+    """Write what was recorded. A point where device and ranks meet, in no step's time."""
+    work.recorder.flush()
+    work.strategy.agree()
+
+
+def forward_backward(
+    inputs: Inputs, global_rows: int, work: Work, marks: list[Any], *, synchronise: bool = True
 ) -> tuple[Any, torch.Tensor | None]:
     """All micro-batches of a step, two marks for each.
+
+    Args:
+        synchronise: exchange gradients with the last one; False only to see what that costs.
 
     Returns:
         The last one's output, and the loss of this rank's rows, detached; None if not training.
@@ -124,6 +164,8 @@ def _forward_backward(
         work.clock.mark,
     )
     strategy.parts.clear()
+    if strategy.log is not None:
+        strategy.log.noted.clear()
     micro_batches = strategy.micro_batches(inputs, global_rows)
     left, total, output = len(micro_batches), None, None
     counted = None
@@ -133,7 +175,7 @@ def _forward_backward(
         left -= 1
         progress.phase = "forward"
         loss = None
-        with strategy.synchronised(left == 0):
+        with strategy.synchronised(synchronise and left == 0):
             with work.autocast:
                 output = strategy.forward(micro, rows)
                 if training is not None:

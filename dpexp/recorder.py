@@ -9,41 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dpexp import timing
 from dpexp.comm import Comm
+from dpexp.comm_recorder import CommRecorder, Steps
 from dpexp.errors import NonFiniteLossError
 from dpexp.plan import RunPlan
 from dpexp.records import DP_PARTS, PHASES, PhaseSummary, StepRecord
+from dpexp.rows import Row, Spans, part_spans, phase_spans
 from dpexp.schedule import chunk_sizes
 from dpexp.sinks import Sink
 from dpexp.stats import summarize
+from dpexp.uncertainty import relative_half_width
 
 FLUSH_EVERY_S = 0.5
-Spans = npt.NDArray[np.float64]
-
-
-@dataclass(slots=True)
-class Row:
-    """One step as the loop leaves it. Marks are opaque; see timing.py."""
-
-    step: int
-    epoch: int
-    global_rows: int
-    rows: int
-    # Begin, then the ends of data, transfer, of forward and backward of each micro-batch, of
-    # optimizer and other.
-    marks: list[Any]
-    parts: tuple[tuple[Any, Any], ...]  # dp: begin and end of each of DP_PARTS, per micro-batch
-    loss: torch.Tensor | None  # 0-dim, as weighed by the strategy
-    learning_rate: float | None
-    peak_bytes: int
+_NO_COMM = (None,) * 6
 
 
 @final
@@ -53,15 +37,25 @@ class Recorder:
     Args:
         comm: for the loss over all ranks; flushes happen at the same steps on every rank.
         sinks: get every record, in order.
+        loss_divisor: the strategy's; None = the number of ranks.
+        comm_recorder: counts what collectives cost; None = they are not timed.
     """
 
     def __init__(
-        self, plan: RunPlan, comm: Comm, clock: timing.Clock[Any], sinks: Sequence[Sink]
+        self,
+        plan: RunPlan,
+        comm: Comm,
+        clock: timing.Clock[Any],
+        sinks: Sequence[Sink],
+        loss_divisor: float | None = None,
+        comm_recorder: CommRecorder | None = None,
     ) -> None:
         self._plan = plan
         self._comm = comm
         self._clock = clock
         self._sinks = sinks
+        self._loss_divisor = comm.world_size if loss_divisor is None else loss_divisor
+        self._collectives = comm_recorder
         self._micro_batches = plan.config.accumulate
         self._rows: list[Row] = []
         self._next_flush = 1
@@ -76,6 +70,7 @@ class Recorder:
         self.rows_seen = 0
         self.measured_global_rows = 0
         self.recording_s = 0.0
+        self.enough = False  # until.ci or until.max_s is reached: the same on every rank
         self.first_loss: float | None = None
         self.last_loss: float | None = None
 
@@ -105,7 +100,7 @@ class Recorder:
         began_s = timing.now_s()
         self._clock.settle()
         losses = self._losses(rows, together)
-        records = self._records(rows, losses)
+        records = self._records(rows, losses, together)
         for sink in self._sinks:
             sink.write(records)
         self._account(records)
@@ -119,12 +114,22 @@ class Recorder:
                 raise NonFiniteLossError(record.step)
 
     def timing(self) -> dict[str, PhaseSummary]:
-        """Statistics of every phase over the measured steps; dp's parts only under dp."""
-        return {
+        """Statistics of every phase over the measured steps; parts only where there are any."""
+        phases = {
             phase: summarize(np.concatenate(seconds) if seconds else [])
             for phase, seconds in self._seconds.items()
             if phase not in DP_PARTS or seconds
         }
+        return {**phases, **({} if self._collectives is None else self._collectives.timing())}
+
+    def step_seconds(self) -> Spans:
+        """Of each measured step, shape [measured steps]."""
+        seconds = self._seconds["step"]
+        return np.concatenate(seconds) if seconds else np.zeros(0)
+
+    def comm_summary(self) -> dict[str, Any] | None:
+        """What collectives cost; None where they are not timed."""
+        return None if self._collectives is None else self._collectives.summary()
 
     @property
     def wall_s(self) -> float:
@@ -134,9 +139,23 @@ class Recorder:
     def _pace(self, steps: int, elapsed_s: float) -> None:
         # All ranks agree on the slowest one's time, so they flush after the same step: in a
         # flush they wait for each other.
-        slowest_s = max(self._comm.max(elapsed_s), 1e-6)
+        # A mean of rank 0's steps decides for all when it is known well enough.
+        wanted = self._comm.rank == 0 and self._is_enough()
+        _, (longest_s, stop) = self._comm.extent([elapsed_s, float(wanted)])
+        self.enough = stop > 0
+        slowest_s = max(longest_s, 1e-6)
         aim = int(steps * FLUSH_EVERY_S / slowest_s)
         self._next_flush = max(1, min(2 * max(steps, 1), aim))
+
+    def _is_enough(self) -> bool:
+        until = self._plan.config.until
+        if until.ci is None:
+            return False
+        seconds = self.step_seconds()
+        if seconds.sum() >= until.max_s:
+            return True
+        width = relative_half_width(seconds)
+        return width is not None and width <= until.ci
 
     def _losses(self, rows: list[Row], together: bool) -> list[float | None]:
         if not rows or rows[0].loss is None:
@@ -148,18 +167,21 @@ class Recorder:
         if not together:
             return [None] * len(rows)
         # The strategies weigh so that the mean over ranks is the mean over the batch's rows.
-        return [total / self._comm.world_size for total in self._comm.sum(values).tolist()]
+        return [total / self._loss_divisor for total in self._comm.sum(values).tolist()]
 
-    def _records(self, rows: list[Row], losses: list[float | None]) -> list[StepRecord]:
-        spans = self._phase_spans(rows)
-        parts = self._part_spans(rows)
+    def _records(
+        self, rows: list[Row], losses: list[float | None], together: bool
+    ) -> list[StepRecord]:
+        spans = phase_spans(rows, self._clock, self._micro_batches)
+        parts = part_spans(rows, self._clock, self._micro_batches)
         measured = [row.step >= self._plan.config.warmup_steps for row in rows]
         self._keep(spans[measured], parts, measured)
         steps = spans.sum(axis=1).tolist()
         phases = spans.tolist()
         absent: list[Any] = [[None] * len(DP_PARTS)] * len(rows)
         dp_parts = absent if parts is None else parts.tolist()
-        columns = zip(rows, measured, steps, phases, dp_parts, losses, strict=True)
+        comm = self._comm_columns(rows, spans, measured, together)
+        columns = zip(rows, measured, steps, phases, dp_parts, comm, losses, strict=True)
         return [
             StepRecord._make(
                 [
@@ -171,36 +193,42 @@ class Recorder:
                     step,
                     *phase,
                     *parts_of,
+                    *comm_of,
                     loss,
                     row.learning_rate,
                     row.peak_bytes,
                     self._chunk_sizes(row.global_rows),
                 ]
             )
-            for row, counted, step, phase, parts_of, loss in columns
+            for row, counted, step, phase, parts_of, comm_of, loss in columns
         ]
 
-    def _phase_spans(self, rows: list[Row]) -> Spans:
-        """Seconds of each phase, shape [rows, phases]; those of micro-batches added up."""
-        count = 2 * self._micro_batches + 5
-        if self._micro_batches == 1:
-            return self._clock.spans([row.marks for row in rows])
-        spans = self._clock.spans([_padded(row.marks, -2, count) for row in rows])
-        middle = spans[:, 2:-2]
-        both = [middle[:, 0::2].sum(axis=1), middle[:, 1::2].sum(axis=1)]
-        return np.column_stack([spans[:, :2], *both, spans[:, -2:]])
-
-    def _part_spans(self, rows: list[Row]) -> Spans | None:
-        """Seconds of dp's four steps, shape [rows, 4]; None for strategies without them."""
-        if not rows[0].parts:
-            return None
-        count = self._micro_batches * len(DP_PARTS)
-        none = [(rows[0].marks[0], rows[0].marks[0])]
-        pairs = [[*row.parts, *(none * (count - len(row.parts)))] for row in rows]
-        flat = self._clock.spans([pair for each in pairs for pair in each])
-        micro: Spans = flat.reshape(len(rows), self._micro_batches, len(DP_PARTS))
-        added: Spans = micro.sum(axis=1)
-        return added
+    def _comm_columns(
+        self, rows: list[Row], phases: Spans, measured: list[bool], together: bool
+    ) -> list[Any]:
+        """For each row the values of the record from comm_exposed_s on. Waits for all ranks."""
+        if self._collectives is None:
+            return [_NO_COMM] * len(rows)
+        steps = Steps(
+            [row.step for row in rows],
+            [row.marks for row in rows],
+            phases,
+            np.array(measured),
+            [row.collectives for row in rows],
+        )
+        found = self._collectives.account(steps, together=together)
+        waiting = [None] * len(rows) if found.waiting_s is None else found.waiting_s.tolist()
+        return list(
+            zip(
+                found.exposed_s.tolist(),
+                found.overlapped_s.tolist(),
+                waiting,
+                found.arrival_s.tolist(),
+                found.num_bytes,
+                found.bus_bytes_per_s,
+                strict=True,
+            )
+        )
 
     def _keep(self, phases: Spans, parts: Spans | None, measured: list[bool]) -> None:
         """Keep the seconds of measured steps for the summary."""
@@ -227,15 +255,3 @@ class Recorder:
         if losses:
             self.first_loss = losses[0] if self.first_loss is None else self.first_loss
             self.last_loss = losses[-1]
-
-
-def _padded(marks: list[Any], place: int, count: int) -> list[Any]:
-    """`marks` with one repeated: a short step has fewer micro-batches, and those take no time.
-
-    Args:
-        place: index from the end, before which the repeated marks go.
-    """
-    lacking = count - len(marks)
-    if not lacking:
-        return marks
-    return [*marks[:place], *([marks[place - 1]] * lacking), *marks[place:]]

@@ -18,6 +18,8 @@ SCHEMA = 1
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "other")
 # What dp's forward is made of; torch's names for the four steps of nn.DataParallel.
 DP_PARTS = ("scatter", "replicate", "parallel_apply", "gather")
+# What of a step's time is communication; exposed and waiting lie in forward and backward.
+COMM_PARTS = ("comm_exposed", "comm_overlapped", "straggler_wait")
 
 KINDS = ("config", "user_error", "oom", "crash", "hang", "nonfinite", "interrupted")
 
@@ -44,6 +46,13 @@ class StepRecord(NamedTuple):
     replicate_s: float | None
     parallel_apply_s: float | None
     gather_s: float | None
+    # What the step's collectives cost this rank; None where there are none, or they are not timed.
+    comm_exposed_s: float | None  # waited for transport, part of forward_s and backward_s
+    comm_overlapped_s: float | None  # under way while this rank computed
+    straggler_wait_s: float | None  # waited for other ranks, part of forward_s and backward_s
+    comm_arrival_s: float | None  # from the step's begin to its first collective
+    comm_bytes: int | None  # that this rank handed to collectives, or dp copied between devices
+    bus_bytes_per_s: float | None  # over each rank's link, while all ranks were there
     loss: float | None  # mean over the global batch's rows once known, else over this rank's
     learning_rate: float | None  # of the step's update; training only
     peak_bytes: int

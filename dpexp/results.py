@@ -7,7 +7,7 @@ from typing import Any
 
 from dpexp.config import to_plain
 from dpexp.plan import RunPlan
-from dpexp.records import ErrorRecord, RankResult, RunResult
+from dpexp.records import PHASES, ErrorRecord, RankResult, RunResult
 from dpexp.schema import Config
 
 
@@ -49,6 +49,7 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         metric=first.metric,
         model=first.model,
         uncertainty=first.uncertainty,
+        **_comm_of(ranks),
         parity=first.parity,
         compute=first.compute,
         energy=first.energy,
@@ -56,6 +57,39 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         ranks=[_rank_facts(rank) for rank in ranks],
         notes=list(dict.fromkeys([*plan.notes, *(n for rank in ranks for n in rank.notes)])),
     )
+
+
+def _comm_of(ranks: list[RankResult]) -> dict[str, Any]:
+    """What collectives cost, over the ranks: `comm` and `stragglers` of the result."""
+    known = [rank.comm for rank in ranks if rank.comm is not None]
+    if not known:
+        return {"comm": None, "stragglers": None}
+    first = known[0]
+    shared = ("bytes_per_step", "collectives_per_step", "calibration")
+    own = (
+        "comm_exposed_mean_s",
+        "comm_overlapped_mean_s",
+        "straggler_wait_mean_s",
+        "exposed_backward_mean_s",
+        "waiting_backward_mean_s",
+    )
+    rates = [each["bus_gb_per_s"] for each in known if each["bus_gb_per_s"] is not None]
+    stragglers = first["stragglers"]
+    if stragglers is not None:
+        errors = [each["clock_error_s"] for each in known]
+        offsets = [each["clock_offset_s"] for each in known]
+        stragglers = {**stragglers, "clock_offsets_s": offsets, "clock_error_s": max(errors)}
+    comm = {
+        **{key: first.get(key) for key in shared},
+        # A rank that came early waits in a collective, so the fastest one's rate is the link's.
+        "bus_gb_per_s": max(rates) if rates else None,
+        "ranks": [
+            {"rank": rank.rank, **{key: rank.comm[key] for key in own}}
+            for rank in ranks
+            if rank.comm is not None
+        ],
+    }
+    return {"comm": comm, "stragglers": stragglers}
 
 
 def ended_early(
@@ -103,6 +137,9 @@ def _rank_facts(rank: RankResult) -> dict[str, Any]:
     return {
         **{key: plain[key] for key in kept},
         "step_p50_s": rank.timing["step"].p50_s,
+        "phase_mean_s": {
+            phase: summary.mean_s for phase, summary in rank.timing.items() if phase in PHASES
+        },
     }
 
 

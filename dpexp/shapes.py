@@ -82,11 +82,12 @@ class ShapeLog:
         # (inputs, output, global rows) of each step.
         self.on_call: Callable[[int, int, Any, Any], None] | None = None
         self.on_batch: Callable[[Any, Any, int], None] | None = None
+        self.off = False  # extra steps are no part of the run
         self.muted = False  # an idle rank's borrowed rows are nobody's shapes
 
     def note(self, replica: int, inputs: Any, outputs: Any, module: str = "") -> None:
         """Count one call. `inputs` and `outputs` are shapes from :func:`shape_of`."""
-        if self.muted:
+        if self.muted or self.off:
             return
         replica += self.first_replica
         key = (module, replica, inputs, outputs)

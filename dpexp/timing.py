@@ -30,6 +30,11 @@ def now_s() -> float:
     return time.monotonic()
 
 
+def host_s() -> float:
+    """Seconds of the clock that marks are in: one for all processes of a host."""
+    return time.perf_counter_ns() * 1e-9
+
+
 class Clock(ABC, Generic[Mark]):
     """Marks points in time."""
 
@@ -49,6 +54,16 @@ class Clock(ABC, Generic[Mark]):
         """
 
     @abstractmethod
+    def seconds(self, marks: Sequence[Mark]) -> npt.NDArray[np.float64]:
+        """When the marks were reached, on the host's clock (see :func:`host_s`).
+
+        Only after :meth:`settle`.
+
+        Returns:
+            Shape [len(marks)].
+        """
+
+    @abstractmethod
     def settle(self) -> None:
         """Wait until every mark left so far can be read: a synchronisation point."""
 
@@ -63,6 +78,9 @@ class HostClock(Clock[int]):
     def spans(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         nanoseconds = np.array(rows, dtype=np.int64)
         return (nanoseconds[:, 1:] - nanoseconds[:, :-1]).astype(np.float64) * 1e-9
+
+    def seconds(self, marks: Sequence[int]) -> npt.NDArray[np.float64]:
+        return np.array(marks, dtype=np.float64) * 1e-9
 
     def settle(self) -> None:
         return None
@@ -80,6 +98,8 @@ class EventClock(Clock[torch.Event]):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._last: torch.Event | None = None
+        # An event whose place on the host's clock is known, since the host waited for it.
+        self._anchor: tuple[torch.Event, float] | None = None
 
     def mark(self) -> torch.Event:
         event = torch.Event(self._device, enable_timing=True)
@@ -94,7 +114,22 @@ class EventClock(Clock[torch.Event]):
             dtype=np.float64,
         )
 
+    def seconds(self, marks: Sequence[torch.Event]) -> npt.NDArray[np.float64]:
+        if self._anchor is None:
+            raise RuntimeError("seconds() needs settle() before it")
+        anchor, anchor_s = self._anchor
+        # Off by what the host takes to notice the end of the wait, the same for all marks.
+        return np.array(
+            [anchor_s - mark.elapsed_time(anchor) * 1e-3 for mark in marks], dtype=np.float64
+        )
+
     def settle(self) -> None:
-        # Events of one stream complete in order: the last one is enough.
-        if self._last is not None:
-            self._last.synchronize()
+        # Events of one stream complete in order: the last one is enough. Those of other streams
+        # (collectives) are done by then, since the stream of the last one has waited for them.
+        if self._last is None:
+            return
+        self._last.synchronize()
+        anchor = torch.Event(self._device, enable_timing=True)
+        anchor.record()
+        anchor.synchronize()
+        self._anchor = anchor, host_s()

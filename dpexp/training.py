@@ -69,7 +69,7 @@ class Training:
         """
         if counted is None or (self._own_loss_first and has_own_loss(output)):
             return strategy.weigh(self.loss_of(output, target), rows, global_rows)
-        weight = strategy.comm.world_size / counted if rows else 0.0
+        weight = strategy.loss_divisor / counted if rows else 0.0
         return summed_cross_entropy(output, target) * weight
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -102,6 +102,10 @@ class Training:
         if self._scheduler is not None and not left_out:
             self._scheduler.step()
         optimizer.zero_grad(set_to_none=True)
+
+    def forget(self) -> None:
+        """Throw the gradients away."""
+        self._optimizer.zero_grad(set_to_none=True)
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result may not expect."""

@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from omegaconf import OmegaConf
 
-from dpexp.assembly import put_together
+from dpexp.assembly import Assembly, put_together
+from dpexp.batches import Inputs
+from dpexp.calibration import calibrate, why_not
 from dpexp.comm import Comm, connect
+from dpexp.comm_recorder import CommRecorder
 from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
@@ -30,7 +33,7 @@ from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble
 from dpexp.shapes import ShapeLog, watch_submodules
-from dpexp.sinks import CsvSink, ProgressSink, Sink, TensorBoardSink, write_shapes
+from dpexp.sinks import CsvSink, ProgressSink, Sink, TensorBoardSink, write_shapes, write_timeline
 from dpexp.sinks.tensorboard import code_block
 from dpexp.timing import make_clock
 from dpexp.tutorial import TutorialPrinter
@@ -68,6 +71,7 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
     result = None
     if gathered is not None and board is not None:
         result = assemble(job.plan, job.environment, gathered)
+        write_timeline(job.folder / "timeline.json", gathered)
         shapes = [record for each in gathered for record in each.shapes]
         write_shapes(job.folder / "shapes.csv", shapes)
         board.finish(result, shapes)
@@ -89,7 +93,23 @@ def _measure(
     if config.shapes.print:
         TutorialPrinter(plan, comm.rank).attach(shapes)
     with _sinks(job, comm, board, built.feed.steps) as sinks:
-        recorder = Recorder(plan, comm, clock, sinks)
+        collectives = None
+        if strategy.log is not None:
+            collectives = CommRecorder(comm, clock, blocking=strategy.log.blocking)
+        recorder = Recorder(plan, comm, clock, sinks, strategy.loss_divisor, collectives)
+        work = Work(
+            strategy,
+            built.transfer,
+            clock,
+            recorder,
+            shapes,
+            progress,
+            built.split,
+            built.autocast,
+            training,
+            built.scoring,
+        )
+        pause = Pause(work, built, plan, comm)
         report = partial(
             _rank_result, plan, recorder, shapes, rank, str(device), built.notes, facts
         )
@@ -100,19 +120,9 @@ def _measure(
         ):
             run_steps(
                 built.transfer.ahead(built.feed.batches),
-                Work(
-                    strategy,
-                    built.transfer,
-                    clock,
-                    recorder,
-                    shapes,
-                    progress,
-                    built.split,
-                    built.autocast,
-                    training,
-                    built.scoring,
-                ),
+                replace(work, pause_after=max(config.warmup_steps - 1, 0), pause=pause),
             )
+    del work  # it holds the DDP object; see run_rank
     progress.phase = "finish"
     late = (
         *end_notes(config, built.feed, recorder.steps, recorder.epochs),
@@ -120,7 +130,29 @@ def _measure(
         *(() if training is None else training.notes()),
     )
     done = _finished(job, strategy, model, report(), facts, built.scoring)
-    return replace(done, notes=(*done.notes, *late))
+    comm_summary = None if done.comm is None else {**done.comm, "calibration": pause.calibration}
+    return replace(done, notes=(*done.notes, *late), comm=comm_summary)
+
+
+@final
+class Pause:
+    """What happens once between two steps, when the warm-up is over."""
+
+    def __init__(self, work: Work, built: Assembly, plan: RunPlan, comm: Comm) -> None:
+        self._work, self._built, self._plan, self._comm = work, built, plan, comm
+        self.calibration: dict[str, Any] | None = None
+
+    def __call__(self, inputs: Inputs, global_rows: int) -> None:
+        plan, training = self._plan, self._built.training
+        if training is None or not plan.calibration_pairs:
+            return
+        reason = why_not(plan)
+        if reason is not None:
+            self.calibration = {"pairs": 0, "reason": reason}
+            return
+        self.calibration = calibrate(
+            inputs, global_rows, self._work, training, self._built.model, plan, self._comm
+        )
 
 
 def _made_late(model: torch.nn.Module, before: int) -> tuple[str, ...]:
@@ -212,6 +244,7 @@ def _rank_result(
         shapes=shapes.records(),
         notes=notes,
         model=facts,
+        comm=recorder.comm_summary(),
     )
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from dpexp.clocks import ClockOffset
 from dpexp.comm import Comm
 from dpexp.compose import config_folder
 from dpexp.config import load
@@ -100,6 +101,12 @@ def make_record(step: int = 0, **overrides: Any) -> StepRecord:
         replicate_s=None,
         parallel_apply_s=None,
         gather_s=None,
+        comm_exposed_s=None,
+        comm_overlapped_s=None,
+        straggler_wait_s=None,
+        comm_arrival_s=None,
+        comm_bytes=None,
+        bus_bytes_per_s=None,
         loss=None,
         learning_rate=None,
         peak_bytes=64 * 2**20,
@@ -167,6 +174,12 @@ class FakeComm(Comm):
     def gather(self, value: Any) -> list[Any] | None:
         return [value] if self.rank == 0 else None
 
+    def exchange(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack([values] * self.world_size)
+
+    def clock(self) -> ClockOffset:
+        return ClockOffset(0.0, 0.0)
+
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         if self._peers_sum is None:
             return values
@@ -176,7 +189,7 @@ class FakeComm(Comm):
         return max(value, self._peers_max)
 
     def extent(self, values: Sequence[float]) -> tuple[list[float], list[float]]:
-        return list(values), list(values)
+        return list(values), [max(value, self._peers_max) for value in values]
 
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         return None
@@ -232,6 +245,9 @@ class TickClock(Clock[int]):
 
     def spans(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
         return np.diff(np.array(rows, dtype=np.float64), axis=1)
+
+    def seconds(self, marks: Sequence[int]) -> npt.NDArray[np.float64]:
+        return np.array(marks, dtype=np.float64)
 
     def settle(self) -> None:
         self.settled += 1

@@ -20,7 +20,17 @@ MAX_FUNCTION_LINES = 60
 
 # A module may import from its own layer and from those below. A new module has to be put here.
 LAYERS: dict[int, list[str]] = {
-    0: ["errors", "extras", "files", "records", "stats", "env"],
+    0: [
+        "clocks",
+        "env",
+        "errors",
+        "exposure",
+        "extras",
+        "files",
+        "records",
+        "stats",
+        "stragglers",
+    ],
     1: [
         "schema",
         "schema_measuring",
@@ -37,6 +47,7 @@ LAYERS: dict[int, list[str]] = {
     2: [
         "device",
         "comm",
+        "disturb",
         "timing",
         "shapes",
         "batches",
@@ -72,22 +83,29 @@ LAYERS: dict[int, list[str]] = {
         "parallel",
         "parallel.base",
         "parallel.chunks",
+        "parallel.collectives",
         "parallel.ddp",
         "parallel.dp",
         "parallel.fsdp",
+        "parallel.gathers",
         "parallel.hooks",
         "parallel.none",
         "parallel.replicas",
+        "parallel.traffic",
         "parallel.virtual",
         "sinks",
         "sinks.base",
         "sinks.console",
         "sinks.csv",
         "sinks.tensorboard",
+        "sinks.timeline",
     ],
     4: [
         "assembly",
+        "calibration",
+        "comm_recorder",
         "recorder",
+        "rows",
         "training",
         "loop",
         "tutorial",
@@ -118,6 +136,7 @@ LAYERS: dict[int, list[str]] = {
         "report.build",
         "report.scaling",
         "report.tables",
+        "report.waterfall",
     ],
     6: ["api", "inspect", "__main__", ""],  # "" is the package itself, the face that users import
 }

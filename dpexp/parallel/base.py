@@ -13,9 +13,12 @@ from torch import nn
 
 from dpexp.batches import Inputs, cut
 from dpexp.comm import Comm
+from dpexp.disturb import collective_pause
 from dpexp.errors import ConfigError
+from dpexp.parallel.collectives import CollectiveLog
 from dpexp.plan import RunPlan
 from dpexp.schedule import Indices, chunk_sizes
+from dpexp.schema import Task
 from dpexp.shapes import ShapeLog, call_shape, shape_of
 from dpexp.timing import Clock
 
@@ -50,7 +53,20 @@ class Strategy(ABC):
         # Pairs of marks around dp's four steps of the current step's forwards, in the order of
         # DP_PARTS; the loop empties it.
         self.parts: list[tuple[Any, Any]] = []
+        # What the current step's collectives leave; None where they are not timed, or there are
+        # none. Emptied by the loop.
+        self.log: CollectiveLog | None = None
+        # The sum of the ranks' weighed losses divided by this is the mean over the batch's rows.
+        self.loss_divisor = float(context.comm.world_size)
+        self._pause = collective_pause(context.plan.config.inject)
         self._accumulate = context.plan.config.accumulate
+
+    def _timed_collectives(self, *, blocking: bool) -> CollectiveLog | None:
+        """A log, if the config wants collectives timed and a step has any."""
+        config = self.plan.config
+        if config.task is not Task.train or not config.measure.comm:
+            return None
+        return CollectiveLog(self.clock, self.comm.world_size, blocking=blocking, pause=self._pause)
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> None:

@@ -18,11 +18,15 @@ def own_or_borrowed(rows: Indices, comm: Comm) -> Indices:
     return own if len(own) else chunk_of(rows, 0, comm.world_size)
 
 
-def weighted(loss: torch.Tensor, rows: int, global_rows: int, comm: Comm) -> torch.Tensor:
-    """A mean loss over own rows, made so that the mean over ranks is the global batch's.
+def weighted(loss: torch.Tensor, rows: int, global_rows: int, divisor: float) -> torch.Tensor:
+    """A mean loss over own rows, made so that the ranks' gradients make up the global batch's.
 
-    DDP and FSDP divide the sum of the ranks' gradients by the world size; the single device's
-    gradient is the sum of the ranks' mean gradients weighted by rows / global rows.
+    The single device's gradient is the sum of the ranks' mean gradients weighted by rows / global
+    rows.
+
+    Args:
+        divisor: what the sum of the ranks' gradients is divided by: the world size under FSDP, and
+            under DDP unless a hook of ours adds them up.
     """
-    weight = rows * comm.world_size / global_rows
+    weight = rows * divisor / global_rows
     return loss if weight == 1.0 else loss * weight

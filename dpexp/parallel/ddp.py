@@ -46,7 +46,9 @@ class DistributedDataParallel(Strategy):
                 gradient_as_bucket_view=bool(options.gradient_as_bucket_view),
                 broadcast_buffers=bool(options.broadcast_buffers),
             )
-        add_comm_hook(self._wrapped, options)
+        self.log = self._timed_collectives(blocking=False)
+        if add_comm_hook(self._wrapped, options, self.log):
+            self.loss_divisor = 1.0
 
     def choose_rows(self, rows: Indices) -> Indices:
         return own_or_borrowed(rows, self.comm)
@@ -59,7 +61,7 @@ class DistributedDataParallel(Strategy):
         return self._noted(self._model, inputs)
 
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
-        return weighted(self._scalar(loss), rows, global_rows, self.comm)
+        return weighted(self._scalar(loss), rows, global_rows, self.loss_divisor)
 
     def synchronised(self, last: bool) -> AbstractContextManager[Any]:
         if last or self._wrapped is None:

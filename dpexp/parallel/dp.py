@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast, final
 
 import torch
@@ -11,8 +11,9 @@ from torch import nn
 
 from dpexp.batches import Inputs, leading_sizes
 from dpexp.errors import ConfigError
-from dpexp.parallel import replicas
+from dpexp.parallel import replicas, traffic
 from dpexp.parallel.base import Strategy
+from dpexp.parallel.collectives import CollectiveLog
 from dpexp.parallel.virtual import VirtualDevices
 from dpexp.schedule import Indices, chunk_sizes
 from dpexp.shapes import ShapeLog, call_shape, current_replica, shape_of
@@ -30,6 +31,7 @@ class DataParallel(Strategy):
         self._virtual = (
             VirtualDevices(count, self.plan.threads_per_replica) if self.plan.emulated else None
         )
+        self.log = self._timed_collectives(blocking=True)
         self._model = MeasuredDataParallel(
             model,
             list(range(first, first + count)),
@@ -37,6 +39,7 @@ class DataParallel(Strategy):
             self.clock,
             self.shapes,
             self.parts,
+            self.log,
         )
 
     def choose_rows(self, rows: Indices) -> Indices:
@@ -92,6 +95,7 @@ class MeasuredDataParallel(nn.DataParallel[nn.Module]):
 
     Args:
         parts: receives one pair of marks per step of each forward, in the order of DP_PARTS.
+        log: notes what is copied between devices; None = do not.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class MeasuredDataParallel(nn.DataParallel[nn.Module]):
         clock: Clock[Any],
         shapes: ShapeLog,
         parts: list[tuple[Any, Any]],
+        log: CollectiveLog | None = None,
     ) -> None:
         if virtual is None:
             super().__init__(module, device_ids)
@@ -118,6 +123,8 @@ class MeasuredDataParallel(nn.DataParallel[nn.Module]):
         self._clock = clock
         self._shapes = shapes
         self._parts = parts
+        self._log = log
+        self._model_bytes = traffic.model_bytes(module)
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]) -> Any:
         start = self._clock.mark()
@@ -128,7 +135,7 @@ class MeasuredDataParallel(nn.DataParallel[nn.Module]):
         # With a keyword that is no tensor torch makes a call for every device, also for those
         # without rows; that call would lack its inputs (pytorch#31460).
         result = replicas.drop_idle(*scattered)
-        self._parts.append((start, self._clock.mark()))
+        self._ended("scatter", start, lambda: traffic.scattered_bytes(result))
         return result
 
     def replicate(self, module: nn.Module, device_ids: Sequence[Any]) -> Any:
@@ -137,7 +144,10 @@ class MeasuredDataParallel(nn.DataParallel[nn.Module]):
             copies = super().replicate(module, device_ids)
         else:
             copies = self._virtual.replicate(module, len(device_ids))
-        self._parts.append((start, self._clock.mark()))
+        copied_bytes, gradient_bytes = self._model_bytes
+        self._ended("replicate", start, lambda: (len(copies) - 1) * copied_bytes)
+        if self._log is not None:
+            traffic.time_reduction(copies, gradient_bytes, self._log)
         return copies
 
     def parallel_apply(self, replicas: Sequence[Any], inputs: Any, kwargs: Any) -> Any:
@@ -161,8 +171,17 @@ class MeasuredDataParallel(nn.DataParallel[nn.Module]):
             gathered = super().gather(outputs, output_device)
         else:
             gathered = self._virtual.gather(outputs)
-        self._parts.append((start, self._clock.mark()))
+        self._ended("gather", start, lambda: traffic.gathered_bytes(outputs))
         return gathered
+
+    def _ended(self, step: str, start: Any, num_bytes: Callable[[], int]) -> None:
+        """Note the end of one of the four steps; all but parallel_apply are communication."""
+        if self._log is not None:
+            self._log.pause()
+        end = self._clock.mark()
+        self._parts.append((start, end))
+        if self._log is not None:
+            self._log.copied(step, num_bytes(), start, end)
 
 
 @final

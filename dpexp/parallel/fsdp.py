@@ -18,6 +18,7 @@ from dpexp.batches import Inputs
 from dpexp.errors import ConfigError
 from dpexp.parallel.base import Strategy
 from dpexp.parallel.chunks import own_or_borrowed, weighted
+from dpexp.parallel.gathers import time_collectives
 from dpexp.schedule import Indices, chunk_sizes
 
 
@@ -35,7 +36,8 @@ class FullyShardedDataParallel(Strategy):
         # Every rank keeps its part of what must be one model: that of rank 0.
         self.comm.spread([*model.parameters(), *model.buffers()])
         mesh = init_device_mesh(self.device.type, (self.comm.world_size,))
-        for unit in (*units(model, options.wrap), model):
+        sharded = [*units(model, options.wrap), model]
+        for unit in sharded:
             try:
                 reshard = bool(options.reshard_after_forward)
                 fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
@@ -43,6 +45,9 @@ class FullyShardedDataParallel(Strategy):
                 problem = f"torch cannot shard {type(unit).__name__}: {error}"
                 raise ConfigError("parallel", "fsdp", problem, fix="parallel=ddp") from error
         self._model = cast(FSDPModule, model)
+        self.log = self._timed_collectives(blocking=True) if self.device.type == "cpu" else None
+        if self.log is not None:
+            time_collectives(sharded, self.log)
         self._unused = 0  # a checksum over the steps of which parameters got no gradient
 
     def choose_rows(self, rows: Indices) -> Indices:
@@ -56,7 +61,7 @@ class FullyShardedDataParallel(Strategy):
         return self._noted(cast(nn.Module, self._model), inputs)
 
     def weigh(self, loss: torch.Tensor, rows: int, global_rows: int) -> torch.Tensor:
-        return weighted(self._scalar(loss), rows, global_rows, self.comm)
+        return weighted(self._scalar(loss), rows, global_rows, self.loss_divisor)
 
     def synchronised(self, last: bool) -> AbstractContextManager[Any]:
         return super().synchronised(last) if last else self._unsynchronised()

@@ -15,7 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import hparams, text
 
-from dpexp.records import DP_PARTS, PHASES, RunResult, ShapeRecord, StepRecord
+from dpexp.records import COMM_PARTS, DP_PARTS, PHASES, RunResult, ShapeRecord, StepRecord
 from dpexp.sinks.base import Sink
 
 # Every step up to here; beyond, one event per THIN_S of measured time: viewers sample anyway.
@@ -90,11 +90,15 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
     """The scalars of one step, by tag. TensorBoard keeps them as 32-bit floats."""
     scalars = {
         f"time/{phase}_ms": getattr(record, f"{phase}_s") * 1e3
-        for phase in ("step", *PHASES, *DP_PARTS)
+        for phase in ("step", *PHASES, *DP_PARTS, *COMM_PARTS)
         if getattr(record, f"{phase}_s") is not None
     }
     if record.step_s > 0:  # a device's clock may be too coarse for a step
         scalars["throughput/samples_per_s"] = record.global_rows / record.step_s
+    if record.comm_bytes is not None:
+        scalars["comm/bytes_per_step"] = record.comm_bytes
+    if record.bus_bytes_per_s is not None:
+        scalars["comm/bus_gb_per_s"] = record.bus_bytes_per_s / 1e9
     scalars["memory/peak_mib"] = record.peak_bytes / 2**20
     if record.loss is not None:
         scalars["loss/train"] = record.loss

@@ -1,0 +1,130 @@
+"""Where the efficiency of a cell went: parts that add up to the loss. Pure; on run.json data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpexp.records import PHASES
+
+# In the order of a step; the last one is what the others do not explain.
+PARTS = (
+    "data",
+    "transfer",
+    "forward",
+    "backward",
+    "exposed communication",
+    "waiting for the slowest rank",
+    "optimizer",
+    "overhead",
+    "residual",
+)
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """From a baseline to a cell: `loss_s` = `step_s` - `ideal_s` = the sum of `parts_s`."""
+
+    baseline_step_s: float
+    ideal_s: float  # of a step, if the devices divided the baseline's work without loss
+    step_s: float
+    loss_s: float
+    parts_s: dict[str, float]  # by PARTS; negative where the cell is better than ideal
+    rank: int  # whose phases these are: the one that waited most for others
+
+    @property
+    def largest(self) -> str:
+        """The part that costs most, the residual left aside."""
+        return max((part for part in PARTS if part != "residual"), key=self.parts_s.__getitem__)
+
+    def share(self, part: str) -> float:
+        """What a part takes of the efficiency: the shares add up to 1 - efficiency."""
+        return self.parts_s[part] / self.step_s
+
+
+def waterfall(
+    runs: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]]
+) -> Waterfall | None:
+    """The loss of a cell against its baseline, part by part; None without timings.
+
+    A step of the ideal cell takes the baseline's time divided by how many times more devices there
+    are (strong scaling), or just as long (weak scaling). A part is what the cell spends on it
+    minus what the ideal one would. They are seen from the rank that waited most for others: its
+    own phases are not disturbed, and what another rank lost it sees as waiting.
+
+    `forward` and `backward` are without communication. What backward takes above the calibration's
+    steps without exchange, and is neither exposed nor waiting, is overhead (filling buckets, and
+    computing beside a collective), and so is the phase `other`.
+
+    Args:
+        runs: of one cell, its repeats; means over them are taken.
+        baselines: of the baseline's cell.
+    """
+    found = [each for each in map(_spent, runs) if each is not None]
+    base = [each for each in map(_spent, baselines) if each is not None]
+    if not found or not base:
+        return None
+    devices = runs[0]["num_devices"] / baselines[0]["num_devices"]
+    divided = 1 / devices if runs[0]["scaling"] == "strong" else 1.0
+    spent, before = _mean(found), _mean(base)
+    ideal_s = before["step"] * divided
+    loss_s = spent["step"] - ideal_s
+    parts = {part: spent[part] - before[part] * divided for part in PARTS[:-1]}
+    parts["residual"] = loss_s - sum(parts.values())
+    rank = _observer(runs[0])["rank"]
+    return Waterfall(before["step"], ideal_s, spent["step"], loss_s, parts, rank)
+
+
+def _observer(run: dict[str, Any]) -> dict[str, Any]:
+    """The rank that waited most for others; rank 0 where nobody waited."""
+    waited = {
+        each["rank"]: each["straggler_wait_mean_s"] or 0.0
+        for each in (run.get("comm") or {}).get("ranks", [])
+    }
+    ranks: list[dict[str, Any]] = run["ranks"]
+    return max(ranks, key=lambda rank: waited.get(rank["rank"], 0.0))
+
+
+def _spent(run: dict[str, Any]) -> dict[str, float] | None:
+    """Seconds of a mean step on each part, and on the whole step, of one run."""
+    step_s = ((run.get("timing") or {}).get("step") or {}).get("mean_s")
+    if step_s is None or not run.get("ranks"):
+        return None
+    observer = _observer(run)
+    phases = observer.get("phase_mean_s") or {}
+    if any(phases.get(phase) is None for phase in PHASES):
+        return None
+    comm = _communication(run, observer["rank"])
+    backward = phases["backward"] - comm["exposed_backward"] - comm["waiting_backward"]
+    calibration = (run.get("comm") or {}).get("calibration") or {}
+    alone = calibration.get("backward_without_exchange_s")
+    if alone is None or calibration.get("covers", "").startswith("the scattering"):
+        alone = backward  # under FSDP such a step still gathers parameters
+    return {
+        "step": step_s,
+        "data": phases["data"],
+        "transfer": phases["transfer"],
+        "forward": phases["forward"] - comm["exposed_forward"] - comm["waiting_forward"],
+        "backward": alone,
+        "exposed communication": comm["exposed_forward"] + comm["exposed_backward"],
+        "waiting for the slowest rank": comm["waiting_forward"] + comm["waiting_backward"],
+        "optimizer": phases["optimizer"],
+        "overhead": phases["other"] + backward - alone,
+    }
+
+
+def _communication(run: dict[str, Any], rank: int) -> dict[str, float]:
+    """Seconds of a mean step that a rank waited, by phase; 0 where there is no communication."""
+    ranks = (run.get("comm") or {}).get("ranks", [])
+    own: dict[str, Any] = next((each for each in ranks if each["rank"] == rank), {})
+    found = {}
+    for kind, total in (("exposed", "comm_exposed"), ("waiting", "straggler_wait")):
+        backward = own.get(f"{kind}_backward_mean_s") or 0.0
+        found[f"{kind}_backward"] = backward
+        found[f"{kind}_forward"] = (own.get(f"{total}_mean_s") or 0.0) - backward
+    return found
+
+
+def _mean(entries: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {key: sum(each[key] for each in entries) / len(entries) for key in entries[0]}
