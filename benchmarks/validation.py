@@ -248,12 +248,12 @@ def main() -> None:
 def _page(table: str, draws: int) -> str:
     return f"""# Injected truth against what dpexp says
 
-Made by `python -m benchmarks.validation --write`. Each line is {draws} runs under `ddp` on gloo, each
-beside a run on one device. The model's computation is a pause of known length (0.5 ms for each row
-of forward unless the line says else, twice that in backward), so that ranks do not fight for cores
-and the truth is known; the gradients' transport, the processes and the noise are real. "Within" is 10 % or
-1 ms, whichever is more. What is disturbed is said by `inject.*`; see [Measurement](measurement.md) for
-what the figures mean. The tests run the same scenarios.
+Made by `python -m benchmarks.validation --write`. Each line is {draws} runs under `ddp` on gloo,
+each beside a run without the disturbance and one on one device. The model's computation is a pause
+of known length (0.5 to 5 ms for each row of forward, twice that in backward), so that ranks do not
+fight for cores and the truth is known; the processes, the gradients' transport and the noise are
+real. A time is found if it is within 10 % or 1 ms of the truth, whichever is more. See
+[Measurement](measurement.md) for what the figures mean. The tests run the same scenarios.
 
 {machine_line()}
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.validation import SCENARIOS, Claim, Drawn, Scenario, draw
 
+from benchmarks.validation import SCENARIOS, Claim, Drawn, Scenario, draw
 from dpexp import server
 
 
