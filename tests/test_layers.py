@@ -20,7 +20,7 @@ MAX_FUNCTION_LINES = 60
 
 # A module may import from its own layer and from those below. A new module has to be put here.
 LAYERS: dict[int, list[str]] = {
-    0: ["errors", "extras", "files", "records", "stats", "env"],
+    0: ["errors", "extras", "files", "records", "stats", "uncertainty", "comparing", "env"],
     1: [
         "schema",
         "schema_measuring",
@@ -30,6 +30,7 @@ LAYERS: dict[int, list[str]] = {
         "check",
         "schedule",
         "plan",
+        "repeats",
         "results",
         "server",
         "logs",
@@ -109,6 +110,7 @@ LAYERS: dict[int, list[str]] = {
         "launch",
         "batch_search",
         "join",
+        "repeating",
         "compose",
         "cell",
         "console",
@@ -116,6 +118,8 @@ LAYERS: dict[int, list[str]] = {
         "report",
         "report.anatomy",
         "report.build",
+        "report.cells",
+        "report.intervals",
         "report.scaling",
         "report.tables",
     ],
@@ -126,6 +130,7 @@ LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 WITHOUT_TORCH = [
     *LAYERS[0],
     *LAYERS[1],
+    "repeating",
     "compose",
     "console",
     "cell",

@@ -68,6 +68,8 @@ def test_a_cell_carries_what_the_tables_show() -> None:
         baseline="0_dp_n2",
         peak_bytes=300,
         notes=("a note",),
+        repeats=1,
+        folders=("0_dp_n2",),
     )
 
 
