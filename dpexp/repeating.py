@@ -101,9 +101,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
         key = override.get_key_element()
         if override.is_sweep_override():
             if not override.is_discrete_sweep():
-                raise HydraException(
-                    f"{override.input_line}: an interval has no cells; list values"
-                )
+                raise HydraException(f"{override.input_line}: is not a list of values")
             choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
             choices[key] = [str(override.input_line)]
