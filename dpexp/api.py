@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,8 @@ from dpexp.cell import (
 from dpexp.config import load
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.records import RunResult
+from dpexp.repeating import combinations
+from dpexp.repeats import with_repeats
 from dpexp.report.build import build
 from dpexp.report.scaling import Cell
 
@@ -44,7 +45,7 @@ class Run:
 @final
 @dataclass(frozen=True)
 class Sweep:
-    """A finished sweep: `runs` in order, `cells` with speed-up and efficiency."""
+    """A finished sweep: `runs` in order; `cells` with speed-up and efficiency, repeats as one."""
 
     runs: tuple[Run, ...]
     cells: tuple[Cell, ...]
@@ -78,9 +79,9 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     Raises:
         dpexp.ConfigError: an override cannot be composed. What a cell does is a result.
     """
-    combinations = _combinations(overrides)
-    for combination in combinations:
-        compose.composed(combination)  # what cannot be composed is told before the first cell runs
+    cells = _combinations(overrides)
+    # What cannot be composed is told before the first cell runs.
+    jobs = with_repeats(cells, [compose.composed(cell) for cell in cells])
     where = compose.fresh_folder(compose.SWEEPS) if folder is None else Path(folder).absolute()
     claim_sweep_folder(where)
     where.mkdir(parents=True, exist_ok=True)
@@ -88,13 +89,13 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     OmegaConf.save(record, where / "multirun.yaml")
     runs = []
     try:
-        for number, combination in enumerate(combinations):
-            node = compose.composed(combination)
+        for number, job in enumerate(jobs):
+            node = compose.composed(job)
             name = compose.cell_name(node.parallel.strategy, node.num_devices, node.device)
-            runs.append(_run(combination, where / f"{number}_{name}", in_sweep=True))
+            runs.append(_run(job, where / f"{number}_{name}", in_sweep=True))
     finally:  # also after Ctrl-C: nothing that is finished is lost
-        cells = build(where, list(overrides))
-    return Sweep(tuple(runs), tuple(cells), where)
+        rows = build(where, list(overrides))
+    return Sweep(tuple(runs), tuple(rows), where)
 
 
 def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
@@ -139,14 +140,6 @@ def _result(composed: DictConfig, folder: Path, in_sweep: bool) -> RunResult | N
 def _combinations(overrides: Sequence[str]) -> list[list[str]]:
     """One list of overrides per cell, in the order of the command line's sweeps."""
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        return combinations(OverridesParser.create().parse_overrides(list(overrides)))
     except HydraException as error:
         raise compose.explain(error, list(overrides)) from error
-    choices = []
-    for override in parsed:
-        if override.is_sweep_override():
-            key = override.get_key_element()
-            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        else:
-            choices.append([str(override.input_line)])
-    return [list(combination) for combination in itertools.product(*choices)]

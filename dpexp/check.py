@@ -45,7 +45,7 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
         fix = "num_devices=1, or parallel=dp"
         raise kind("num_devices", asked, "parallel=none uses one device", fix=fix)
     check_bounds(config)
-    _check_length(config)
+    _check_length(config, in_sweep)
     if not 0 < config.parallel.timeout_s < 7 * 24 * 3600:
         raise ConfigError(
             "parallel.timeout_s",
@@ -75,7 +75,15 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
     _check_entries(config)
 
 
-def _check_length(config: Config) -> None:
+def _check_length(config: Config, in_sweep: bool) -> None:
+    """How long a run is, and how often it is made."""
+    if config.repeats > 1 and not in_sweep:
+        raise ConfigError(
+            "repeats",
+            config.repeats,
+            "a single run is not repeated; a sweep is, also one of a single cell",
+            fix="-m for a sweep, or repeats=1",
+        )
     if config.steps is not None and config.steps < 1:
         raise ConfigError(
             "steps",
@@ -84,12 +92,28 @@ def _check_length(config: Config) -> None:
             allowed="1 or more, or null for whole epochs",
             fix="steps=null",
         )
-    if config.epochs is None and config.steps is None:
+    until = config.until.ci
+    if config.epochs is None and config.steps is None and until is None:
         raise ConfigError(
             "epochs",
             None,
             "epochs and steps are both null, so the run would never end",
-            fix="epochs=1",
+            fix="epochs=1, or until.ci=0.02",
+        )
+    if until is not None and until >= 1:
+        raise ConfigError(
+            "until.ci",
+            until,
+            "is a share of the mean step, and one as large as that is always reached",
+            allowed="more than 0 and less than 1",
+            fix="until.ci=0.02",
+        )
+    if until is not None and config.lr_scheduler in ("cosine", "linear"):
+        raise ConfigError(
+            "lr_scheduler",
+            config.lr_scheduler,
+            f"ends at the last step, and with until.ci={until} nobody knows which that will be",
+            fix="lr_scheduler=none, or until.ci=null",
         )
 
 

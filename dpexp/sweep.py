@@ -16,6 +16,7 @@ from dpexp.check import check
 from dpexp.config import load
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
+from dpexp.repeating import refuse_other_sweepers
 
 # The folder of the sweep that Hydra has begun in this context, for one that ends before its cells.
 begun: ContextVar[Path | None] = ContextVar("begun", default=None)
@@ -38,6 +39,7 @@ class DpexpCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
         try:
+            refuse_other_sweepers(config)
             claim_sweep_folder(folder)
         except ConfigError as error:
             refuse(error)

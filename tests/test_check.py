@@ -126,6 +126,32 @@ def test_one_of_epochs_and_steps_is_enough(epochs: int | None, steps: int | None
     check(make_config(epochs=epochs, steps=steps))
 
 
+def test_a_single_run_is_not_repeated_and_a_cell_of_a_sweep_is() -> None:
+    error = refusal(repeats=3)
+    assert (error.key, error.value) == ("repeats", 3)
+    assert "-m" in error.fix
+    check(make_config(repeats=3), in_sweep=True)
+    check(make_config(repeat=3))
+
+
+def test_with_until_ci_neither_epochs_nor_steps_are_needed() -> None:
+    check(make_config(epochs=None, steps=None, until={"ci": 0.02}))
+
+
+@pytest.mark.parametrize("ci", [1.0, 2.0])
+def test_an_interval_as_wide_as_the_mean_is_no_aim(ci: float) -> None:
+    assert refusal(until={"ci": ci}).key == "until.ci"
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_schedule_that_ends_at_the_last_step_needs_to_know_it(schedule: str) -> None:
+    error = refusal(task=Task.train, lr_scheduler=schedule, until={"ci": 0.02})
+    assert (error.key, error.value) == ("lr_scheduler", schedule)
+    assert "until.ci=0.02" in error.problem
+    node = {"_target_": "torch.optim.lr_scheduler.ExponentialLR", "gamma": 0.9}
+    check(make_config(task=Task.train, lr_scheduler=node, until={"ci": 0.02}))
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 604800.0])
 def test_what_is_no_time_out_is_refused(seconds: float) -> None:
     assert refusal("ddp", parallel={"timeout_s": seconds}).key == "parallel.timeout_s"

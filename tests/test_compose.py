@@ -71,7 +71,7 @@ def test_every_option_of_conf_is_a_valid_config(
         overrides.append(f"{group}._target_=mymodule.Mine")
     if option in ("tensors", "image_folder", "hf"):
         overrides.append("dataset.path=d.pt")
-    check(load(composed(*overrides)))
+    check(load(composed(*overrides)), in_sweep=True)  # some presets are sweeps with repeats
 
 
 @pytest.mark.parametrize("group", ["dataset", "model", "optimizer"])
@@ -231,7 +231,7 @@ def test_other_overrides_are_left_to_hydra(argument: str) -> None:
             "+experiment=scalin",
             "+experiment",
             "scalin",
-            "digits, gpt, gpt2, resnet, scaling, tutorial",
+            "digits, gpt, gpt2, noise_floor, resnet, scaling, tutorial",
             "+experiment=scaling",
         ),
     ],

@@ -36,7 +36,7 @@ def warm() -> None:
 
 
 def test_the_promised_presets_are_there() -> None:
-    assert {"tutorial", "scaling", "digits", "gpt", *NEEDED} <= set(EXPERIMENTS)
+    assert {"tutorial", "scaling", "noise_floor", "digits", "gpt", *NEEDED} <= set(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("strategy", SPREAD)
@@ -45,7 +45,8 @@ def test_each_preset_runs_under_each_strategy(tmp_path: Path, name: str, strateg
     package = NEEDED.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package} (the extra {EXTRAS[package]})")
-    run = dpexp.run([f"+experiment={name}", *SHORT, *SPREAD[strategy]], folder=tmp_path)
+    once = ("repeats=1",)  # for a preset that is a sweep
+    run = dpexp.run([f"+experiment={name}", *SHORT, *once, *SPREAD[strategy]], folder=tmp_path)
     assert run.result.status == "ok", run.result.error
     assert run.result.steps == {"measured": 2, "warmup": 1}
     assert run.result.parallel == strategy

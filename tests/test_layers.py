@@ -22,6 +22,7 @@ MAX_FUNCTION_LINES = 60
 LAYERS: dict[int, list[str]] = {
     0: [
         "clocks",
+        "comparing",
         "env",
         "errors",
         "exposure",
@@ -30,6 +31,7 @@ LAYERS: dict[int, list[str]] = {
         "records",
         "stats",
         "stragglers",
+        "uncertainty",
     ],
     1: [
         "schema",
@@ -40,6 +42,7 @@ LAYERS: dict[int, list[str]] = {
         "check",
         "schedule",
         "plan",
+        "repeats",
         "results",
         "server",
         "logs",
@@ -127,6 +130,7 @@ LAYERS: dict[int, list[str]] = {
         "launch",
         "batch_search",
         "join",
+        "repeating",
         "compose",
         "cell",
         "console",
@@ -134,6 +138,8 @@ LAYERS: dict[int, list[str]] = {
         "report",
         "report.anatomy",
         "report.build",
+        "report.cells",
+        "report.intervals",
         "report.scaling",
         "report.tables",
         "report.waterfall",
@@ -145,6 +151,7 @@ LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 WITHOUT_TORCH = [
     *LAYERS[0],
     *LAYERS[1],
+    "repeating",
     "compose",
     "console",
     "cell",

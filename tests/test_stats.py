@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpexp.records import PhaseSummary
-from dpexp.stats import percentile, summarize
+from dpexp.stats import percentile, summarize, t_quantile
 
 
 @pytest.mark.parametrize(("percent", "value"), [(50, 2.5), (95, 3.85), (25, 1.75), (0.5, 1.015)])
@@ -51,3 +51,31 @@ def test_a_summary_of_nothing_is_null_with_count_zero() -> None:
 def test_a_summary_holds_plain_floats_that_json_can_write() -> None:
     summary = summarize([1, 2])
     assert [type(value) for value in (summary.mean_s, summary.p50_s, summary.max_s)] == [float] * 3
+
+
+@pytest.mark.parametrize(
+    ("probability", "degrees", "expected"),  # from the table of the distribution
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.3027),
+        (0.975, 4, 2.7764),
+        (0.975, 9, 2.2622),
+        (0.975, 30, 2.0423),
+        (0.995, 5, 4.0321),
+        (0.95, 10, 1.8125),
+        (0.975, 999, 1.9623),
+        (0.975, 1000, 1.9623),
+        (0.975, 1e9, 1.9600),
+        (0.5, 3, 0.0),
+    ],
+)
+def test_students_t_is_that_of_its_table(
+    probability: float, degrees: float, expected: float
+) -> None:
+    assert t_quantile(probability, degrees) == pytest.approx(expected, abs=6e-5)
+
+
+@pytest.mark.parametrize(("probability", "degrees"), [(0.4, 3), (1.0, 3), (0.975, 0.5)])
+def test_students_t_outside_of_its_range_is_refused(probability: float, degrees: float) -> None:
+    with pytest.raises(ValueError, match="no quantile"):
+        t_quantile(probability, degrees)

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 
 import dpexp
 from dpexp import env, server
+from dpexp.repeats import interleaved
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -264,6 +265,111 @@ def test_weak_scaling_is_named_and_grows_the_batch(sweep: Callable[..., dpexp.Sw
     assert [cell.batch_global for cell in got.cells] == [16, 32]
     assert [cell.batch_per_device for cell in got.cells] == [16, 16]
     assert "weak scaling" in (got.folder / "report.md").read_text(encoding="utf-8")
+
+
+# Repeats
+
+TWICE = ("parallel=none,dp", "num_devices=1", "repeats=3", "dataset.rows=300", "seed=3")
+KINDS = [["parallel=none"], ["parallel=dp"]]
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A sweep with repeats, typed on the command line: how it ended, and its folder."""
+    work = tmp_path_factory.mktemp("repeated")
+    ended = subprocess.run(
+        [sys.executable, "-m", "dpexp", "-m", *TWICE],
+        cwd=work,
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    (folder,) = work.glob("outputs/sweeps/*/*")
+    return ended, folder
+
+
+def drawn_folders() -> list[str]:
+    order = interleaved(["none", "dp"], 3, seed=3)
+    return [f"{number}_{name}_n1" for number, (name, _) in enumerate(order)]
+
+
+def test_the_runs_of_a_sweep_with_repeats_come_in_the_order_of_the_seed(
+    repeated: tuple[Any, Path],
+) -> None:
+    ended, folder = repeated
+    assert ended.returncode == 0, ended.stderr
+    records = {path.parent.name: read(path) for path in folder.glob("*/run.json")}
+    assert sorted(records) == drawn_folders()
+    for number, name in enumerate(drawn_folders()):
+        assert (records[name]["status"], records[name]["repeat"]) == ("ok", number // 2)
+        assert records[name]["config"]["repeats"] == 3
+    begun = [(folder / name / "dpexp.log").stat().st_mtime_ns for name in drawn_folders()]
+    assert begun == sorted(begun)
+
+
+def test_the_repeats_of_a_cell_are_one_row_with_its_interval(repeated: tuple[Any, Path]) -> None:
+    ended, folder = repeated
+    cells = read(folder / "sweep.json")["cells"]
+    assert [(cell["parallel"], cell["repeats"]) for cell in cells] == [("none", 3), ("dp", 3)]
+    for cell in cells:
+        own = [name for name in drawn_folders() if name.endswith(f"_{cell['parallel']}_n1")]
+        assert cell["folders"] == own
+        throughputs = [read(folder / name / "run.json")["throughput"] for name in own]
+        samples = sum(each["samples_measured"] for each in throughputs)
+        seconds = sum(each["wall_s"] for each in throughputs)
+        assert cell["samples_per_s"] == pytest.approx(samples / seconds)
+        assert cell["samples_per_s_low"] < cell["samples_per_s"] < cell["samples_per_s_high"]
+    base, dp = cells
+    assert dp["speedup_low"] < dp["speedup"] < dp["speedup_high"]
+    shown = f"{dp['speedup']:.2f}× ({dp['speedup_low']:.2f}–{dp['speedup_high']:.2f})"
+    assert shown in ended.stdout
+    assert f"noise floor: two runs of {base['folder']} differ by up to" in ended.stdout
+    assert shown in (folder / "report.md").read_text(encoding="utf-8")
+    with (folder / "summary.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["speedup"]) for row in rows] == [1.0, dp["speedup"]]
+
+
+def test_the_api_repeats_in_the_same_order(sweep: Callable[..., dpexp.Sweep]) -> None:
+    got = sweep(*TWICE)
+    assert [run.folder.name for run in got.runs] == drawn_folders()
+    assert [run.result.repeat for run in got.runs] == [0, 0, 1, 1, 2, 2]
+    assert [cell.repeats for cell in got.cells] == [3, 3]
+
+
+def test_a_repeat_that_fails_is_told_and_the_others_count(
+    sweep: Callable[..., dpexp.Sweep], tmp_path: Path
+) -> None:
+    target = "model._target_=usercode.SecondTime"
+    got = sweep("model=custom", target, f"+model.path={tmp_path / 'diary'}", "repeats=3")
+    assert statuses(got) == ["ok", "failed", "ok"]
+    (cell,) = got.cells
+    assert (cell.repeats, cell.status) == (2, "failed")
+    (failure,) = cell.failures
+    assert failure.startswith("1_none_n1: failed: ") and "the second time" in failure
+    assert cell.samples_per_s is not None
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("repeats=3",), "repeats=3: a single run is not repeated"),
+        (("-m", "repeats=1,2"), "repeats='1,2': is for the whole sweep"),
+        (("-m", "repeats=two"), "repeats='two': is not a number of repeats"),
+        (("-m", "repeats=2", "repeat=0,1"), "repeat=1: is set by the sweep"),
+        (("-m", "repeats=2", "hydra/sweeper=basic"), "BasicSweeper does not repeat"),
+    ],
+)
+def test_repeats_that_mean_nothing_are_refused_before_a_folder_is_made(
+    cli: Cli, tmp_path: Path, typed: tuple[str, ...], said: str
+) -> None:
+    ended = cli(*typed)
+    assert ended.returncode == 1
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "outputs").exists()
 
 
 # Cells that fail

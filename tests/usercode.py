@@ -77,6 +77,21 @@ class Moody(nn.Module):
         return self.layer(rows)
 
 
+class SecondTime(nn.Module):
+    """A linear layer whose constructor fails the second time it is called, by a diary in `path`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        with open(path, "a", encoding="utf-8") as diary:
+            diary.write("built\n")
+        if len(Path(path).read_text(encoding="utf-8").splitlines()) == 2:
+            raise RuntimeError("the second time")
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows)
+
+
 class Slow(nn.Module):
     """A linear layer that takes `seconds` per call."""
 

@@ -69,7 +69,9 @@ def _csv(cells: list[Cell]) -> str:
     writer.writerow(names)
     for cell in cells:
         row = asdict(cell)
-        row["notes"] = "; ".join(cell.notes)
+        for name in ("notes", "failures"):
+            row[name] = "; ".join(row[name])
+        row["folders"] = " ".join(cell.folders)
         writer.writerow([row[name] for name in names])
     return text.getvalue()
 
@@ -98,6 +100,8 @@ def _write_board(folder: Path, cells: list[Cell]) -> None:
             for name, value in (
                 ("samples_per_s", cell.samples_per_s),
                 ("speedup", cell.speedup),
+                ("speedup_low", cell.speedup_low),
+                ("speedup_high", cell.speedup_high),
                 ("efficiency", cell.efficiency),
             )
             if value is not None

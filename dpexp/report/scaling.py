@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
+
+from dpexp.report.cells import Run, group_of, members, settings_of
+from dpexp.report.intervals import figures_against, own_figures, samples_of
+
+_WORST_FIRST = ("interrupted", "failed", "ok", "skipped")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep, as the tables show it."""
+    """One row of a sweep's tables: a configuration, with all its repeats.
 
-    folder: str  # name below the sweep's folder
+    `low` and `high` are the ends of 95 % intervals, None where nothing tells them.
+    """
+
+    folder: str  # name below the sweep's folder; of the first repeat that ended well
     label: str
     parallel: str
     num_devices: int | None
     setting: str  # the keys that vary in the sweep besides parallel and num_devices; a file name
-    status: str
+    status: str  # of repeats the worst
     reason: str | None
     emulated: bool
     scaling: str | None
     batch_global: int | None
     batch_per_device: int | None
-    step_p50_s: float | None
-    samples_per_s: float | None
+    step_p50_s: float | None  # of repeats the median of theirs
+    samples_per_s: float | None  # all repeats' samples by all their seconds
     # Against the baseline: the ratio of throughputs, and that divided by the ratio of devices.
     speedup: float | None
     efficiency: float | None
     baseline: str | None  # the baseline's folder
     peak_bytes: int | None  # of the rank with the most
     notes: tuple[str, ...]
+    repeats: int = 1  # that ended well
+    folders: tuple[str, ...] = ()  # of all repeats
+    failures: tuple[str, ...] = ()  # of repeats that did not end well, if there are several
+    samples_per_s_low: float | None = None
+    samples_per_s_high: float | None = None
+    step_mean_s: float | None = None
+    step_mean_low_s: float | None = None
+    step_mean_high_s: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    efficiency_low: float | None = None
+    efficiency_high: float | None = None
+    interval_scope: str | None = None  # what the first two intervals come from
+    speedup_scope: str | None = None
+    verdict: str | None = None  # whether it is faster than the baseline; None for that itself
+    noise_floor: float | None = None  # how much two of its runs differ by chance, as a share
 
 
-def analyse(runs: dict[str, dict[str, Any]]) -> list[Cell]:
+def analyse(runs: dict[str, Run]) -> list[Cell]:
     """The cells of a sweep with their speed-up and efficiency.
 
     Cells are compared only with cells whose config is the same but for `parallel` and
@@ -44,87 +68,86 @@ def analyse(runs: dict[str, dict[str, Any]]) -> list[Cell]:
     Args:
         runs: ``run.json`` data by folder name, in the order of the sweep.
     """
-    settings = _settings(runs)
+    settings = settings_of(runs)
+    cells = members(runs)
+    rated = [_rated(folders, runs) for folders in cells]
     return [
-        _cell(name, run, settings[name], _baseline(run, runs), runs) for name, run in runs.items()
+        _cell(folders, settings[folders[0]], _baseline(runs[folders[0]], rated, runs), runs)
+        for folders in cells
     ]
 
 
 def _cell(
-    folder: str,
-    run: dict[str, Any],
-    setting: str,
-    baseline: str | None,
-    runs: dict[str, dict[str, Any]],
+    folders: tuple[str, ...], setting: str, base: Sequence[str], runs: dict[str, Run]
 ) -> Cell:
-    rate = _rate(run)
-    speedup = efficiency = None
-    if baseline is not None and rate is not None:
-        base = runs[baseline]
-        base_rate = _rate(base)
-        assert base_rate is not None  # or it would not be a baseline
-        speedup = rate / base_rate
-        efficiency = speedup / (run["num_devices"] / base["num_devices"])
+    rated = _rated(folders, runs)
+    ok = [name for name in folders if runs[name]["status"] == "ok"]
+    failures = [name for name in folders if name not in ok]
+    first = [*rated, *ok, *folders][0]
+    run = runs[first]
     batch = run.get("batch") or {}
-    step = (run.get("timing") or {}).get("step") or {}
-    error = run.get("error") or {}
+    done = [runs[name] for name in ok or folders]
+    p50s = [p50 for each in done if (p50 := _p50(each)) is not None]
+    peaks = [peak for each in done for peak in (each.get("memory") or {}).get("peak_bytes") or ()]
+    notes = [note for name in folders for note in runs[name].get("notes") or ()]
     return Cell(
-        folder=folder,
+        folder=first,
         label=run["label"],
         parallel=run["parallel"],
         num_devices=run.get("num_devices"),
         setting=setting,
-        status=run["status"],
-        reason=error.get("message"),
+        status=min((runs[name]["status"] for name in folders), key=_WORST_FIRST.index),
+        reason=_reason(runs[failures[0]]) if failures else None,
         emulated=bool(run.get("emulated")),
         scaling=run.get("scaling"),
         batch_global=batch.get("global"),
         batch_per_device=batch.get("per_device"),
-        step_p50_s=step.get("p50_s"),
-        samples_per_s=rate,
-        speedup=speedup,
-        efficiency=efficiency,
-        baseline=baseline,
-        peak_bytes=max((run.get("memory") or {}).get("peak_bytes") or [0]) or None,
-        notes=tuple(run.get("notes") or ()),
+        step_p50_s=median(p50s) if p50s else None,
+        baseline=base[0] if base else None,
+        peak_bytes=max(peaks, default=None),
+        notes=tuple(dict.fromkeys(notes)),
+        repeats=len(ok),
+        folders=folders,
+        failures=_told(failures, runs) if len(folders) > 1 else (),
+        **{"samples_per_s": None, **own_figures([runs[name] for name in rated])},
+        **_against(rated, base, runs),
     )
 
 
-def _rate(run: dict[str, Any]) -> float | None:
-    if run["status"] != "ok":
-        return None
-    rate = (run.get("throughput") or {}).get("samples_per_s")
-    return float(rate) if rate else None
+def _against(own: Sequence[str], base: Sequence[str], runs: dict[str, Run]) -> dict[str, Any]:
+    if not own or not base:
+        return {"speedup": None, "efficiency": None}
+    if own[0] == base[0]:
+        return {"speedup": 1.0, "efficiency": 1.0}
+    devices = runs[own[0]]["num_devices"] / runs[base[0]]["num_devices"]
+    return figures_against([runs[name] for name in own], [runs[name] for name in base], devices)
 
 
-def _settings(runs: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """What tells each run's group from the others: ``batch_size=50``, or "" for a single group."""
-    flat = {name: _flat(json.loads(_group(run))) for name, run in runs.items()}
-    keys = sorted({key for row in flat.values() for key in row})
-    varying = [key for key in keys if len({row.get(key) for row in flat.values()}) > 1]
-    texts = {
-        name: ",".join(f"{key}={row[key]}" for key in varying if key in row)
-        for name, row in flat.items()
-    }
-    return {name: re.sub(r"[^A-Za-z0-9=.,_-]+", "-", text)[:120] for name, text in texts.items()}
+def _baseline(run: Run, rated: Sequence[tuple[str, ...]], runs: dict[str, Run]) -> tuple[str, ...]:
+    """The runs with a rate of the cell that `run`'s cell is compared with; () if there is none."""
+    group = group_of(run)
+    peers = [folders for folders in rated if folders and group_of(runs[folders[0]]) == group]
+    singles = [folders for folders in peers if runs[folders[0]]["parallel"] == "none"]
+    own = [folders for folders in peers if runs[folders[0]]["parallel"] == run["parallel"]]
+    return min(singles or own, key=lambda each: int(runs[each[0]]["num_devices"]), default=())
 
 
-def _flat(node: Any, prefix: str = "") -> dict[str, str]:
-    if isinstance(node, dict):
-        pairs = [_flat(value, f"{prefix}{key}.") for key, value in node.items()]
-        return {key: value for pair in pairs for key, value in pair.items()}
-    return {prefix.rstrip("."): str(node)}
+def _rated(folders: Sequence[str], runs: dict[str, Run]) -> tuple[str, ...]:
+    return tuple(name for name in folders if samples_of(runs[name]) is not None)
 
 
-def _group(run: dict[str, Any]) -> str:
-    rest = {k: v for k, v in run["config"].items() if k not in ("parallel", "num_devices")}
-    return json.dumps(rest, sort_keys=True)
+def _p50(run: Run) -> float | None:
+    found: float | None = ((run.get("timing") or {}).get("step") or {}).get("p50_s")
+    return found
 
 
-def _baseline(run: dict[str, Any], runs: dict[str, dict[str, Any]]) -> str | None:
-    group = _group(run)
-    peers = {k: r for k, r in runs.items() if _rate(r) is not None and _group(r) == group}
-    singles = {k: r for k, r in peers.items() if r["parallel"] == "none"}
-    own = {k: r for k, r in peers.items() if r["parallel"] == run["parallel"]}
-    candidates = singles or own
-    return min(candidates, key=lambda k: candidates[k]["num_devices"]) if candidates else None
+def _reason(run: Run) -> str | None:
+    found: str | None = (run.get("error") or {}).get("message")
+    return found
+
+
+def _told(failures: Sequence[str], runs: dict[str, Run]) -> tuple[str, ...]:
+    """A line for each, with its reason; what is skipped is so in each repeat, and told once."""
+    lines = [f"{name}: {runs[name]['status']}: {_reason(runs[name]) or ''}" for name in failures]
+    skipped = all(runs[name]["status"] == "skipped" for name in failures)
+    return tuple(lines[:1] if skipped else lines)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpexp.records import DP_PARTS, PHASES
+from dpexp.report.intervals import interval_lines, with_interval
 from dpexp.report.scaling import Cell
 
 HEADER = (
@@ -44,9 +45,9 @@ def cell_row(cell: Cell) -> tuple[str, ...]:
         _number(cell.batch_per_device, "d"),
         _number(cell.samples_per_s, ",.0f"),
         "–" if cell.step_p50_s is None else f"{cell.step_p50_s * 1e3:.3f}",
-        _number(cell.speedup, ".2f", "×"),
+        with_interval(cell),
         _number(cell.efficiency, ".0%"),
-        cell.status,
+        _status(cell),
     )
 
 
@@ -70,7 +71,7 @@ def print_scaling(cells: Sequence[Cell], console: Console) -> None:
     for cell in cells:
         table.add_row(*(escape(text) for text in cell_row(cell)))
     console.print(table)
-    for line in (*settings(cells), *reasons(cells)):
+    for line in (*settings(cells), *interval_lines(cells), *reasons(cells)):
         console.print(escape(line), soft_wrap=True, highlight=False)
 
 
@@ -84,14 +85,17 @@ def settings(cells: Sequence[Cell]) -> list[str]:
 
 
 def reasons(cells: Sequence[Cell]) -> list[str]:
-    """One line per cell that gave no figure."""
-    lines = []
+    """One line per cell that gave no figure, and per repeat that did not end well."""
+    lines: list[str] = []
     for cell in cells:
-        if cell.status != "ok":
+        if cell.failures:
+            lines.extend(first_line(failure) for failure in cell.failures)
+        elif cell.status != "ok":
             lines.append(f"{cell.folder}: {cell.status}: {first_line(cell.reason)}")
     failed = sum(cell.status == "failed" for cell in cells)
     if failed:
-        lines.append(f"{failed} of {len(cells)} cells failed")
+        some = " (or some of their repeats)" if any(cell.failures for cell in cells) else ""
+        lines.append(f"{failed} of {len(cells)} cells failed{some}")
     if any(cell.status == "interrupted" for cell in cells):
         lines.append("the sweep was interrupted: cells after the last one have not run")
     if any(cell.efficiency is not None and cell.efficiency > SUSPECT for cell in cells):
@@ -122,6 +126,8 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
         "| " + " | ".join(_cell_text(text) for text in cell_row(cell)) + " |" for cell in cells
     ]
     for line in settings(cells):
+        lines += ["", _cell_text(line)]
+    for line in interval_lines(cells):
         lines += ["", _cell_text(line)]
     bad = reasons(cells)
     if bad:
@@ -212,6 +218,14 @@ def _run_summary(run: dict[str, Any]) -> str:
         figure = _number(metric["value"], ".6g")
         parts.append(f"{metric['name']} {figure} over {metric['samples']} samples")
     return "; ".join(parts)
+
+
+def _status(cell: Cell) -> str:
+    """The status; of a cell with repeats how many of them ended well."""
+    if len(cell.folders) < 2 or not cell.repeats:
+        return cell.status
+    whole = cell.repeats == len(cell.folders)
+    return f"{cell.repeats} ok" if whole else f"{cell.repeats} of {len(cell.folders)} ok"
 
 
 def _number_of(folder: str) -> tuple[int, str]:

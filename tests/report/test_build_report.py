@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,36 @@ def test_a_sweep_in_which_nothing_ran_has_its_files_and_no_scaling_run(tmp_path:
     build(tmp_path, [])
     assert (tmp_path / "report.md").exists()
     assert not (tmp_path / "scaling").exists()
+
+
+def repeat_of(strategy: str, num_devices: int, repeat: int, rate: float) -> RunResult:
+    made = at_rate(strategy, num_devices, rate)
+    throughput = {**(made.throughput or {}), "samples_measured": rate, "wall_s": 1.0}
+    return replace(made, throughput=throughput, config={**made.config, "repeat": repeat})
+
+
+def test_repeats_are_one_row_in_every_file_with_their_intervals(tmp_path: Path) -> None:
+    rates = ((0, 98.0, 200.0), (1, 100.0, 190.0), (2, 102.0, 210.0))
+    runs = [
+        repeat_of(strategy, count, repeat, rate)
+        for repeat, one, two in rates
+        for strategy, count, rate in (("ddp", 2, two), ("none", 1, one))
+    ]
+    (base, cell) = build(sweep_of(tmp_path, *runs), OVERRIDES)
+    data = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
+    assert data["cells"][1]["folders"] == ["0_ddp_n2", "2_ddp_n2", "4_ddp_n2"]
+    assert data["cells"][1]["speedup_low"] == cell.speedup_low
+    with (tmp_path / "summary.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["repeats"] for row in rows] == ["3", "3"]
+    assert rows[1]["folders"] == "0_ddp_n2 2_ddp_n2 4_ddp_n2"
+    assert float(rows[1]["speedup_high"]) == cell.speedup_high
+    assert (rows[0]["verdict"], rows[1]["verdict"]) == ("", "faster")
+    assert float(rows[0]["noise_floor"]) == base.noise_floor
+    curves = scaling_run(tmp_path)
+    for name in ("speedup_low", "speedup_high"):
+        assert curves[f"scaling/ddp/{name}"] == [(2, pytest.approx(getattr(cell, name)))]
+        assert f"scaling/none/{name}" not in curves
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert f"2.00× ({cell.speedup_low:.2f}–{cell.speedup_high:.2f})" in report
+    assert "noise floor: two runs of 1_none_n1 differ by up to" in report

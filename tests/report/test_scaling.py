@@ -68,6 +68,8 @@ def test_a_cell_carries_what_the_tables_show() -> None:
         baseline="0_dp_n2",
         peak_bytes=300,
         notes=("a note",),
+        repeats=1,
+        folders=("0_dp_n2",),
     )
 
 
@@ -171,3 +173,89 @@ def test_a_cell_of_which_only_the_error_is_known_is_still_a_cell() -> None:
     assert (cell.num_devices, cell.samples_per_s, cell.peak_bytes) == (None, None, None)
     assert cell.reason is not None
     assert "two" in cell.reason
+
+
+# Repeats
+
+
+def repeated(parallel: str, num_devices: int, *rates: float | None) -> list[dict[str, Any]]:
+    """Runs of one second each, or failed ones."""
+    made = []
+    for repeat, rate in enumerate(rates):
+        config = {"repeat": repeat, "repeats": len(rates)}
+        throughput = {"samples_per_s": rate, "samples_measured": rate, "wall_s": 1.0}
+        changes: dict[str, Any] = {"throughput": throughput, "steps": {"measured": 10}}
+        if rate is None:
+            error = {"message": f"lost in {repeat}\nmore"}
+            changes = {"status": "failed", "error": error, "throughput": None}
+        made.append(run(parallel, num_devices, config=config, **changes))
+    return made
+
+
+def interleaved_sweep(**cells: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The runs of cells with equally many repeats, round by round."""
+    rounds = zip(*cells.values(), strict=True)
+    runs = [each for one_round in rounds for each in one_round]
+    return {f"{n}_{r['parallel']}_n{r['num_devices']}": r for n, r in enumerate(runs)}
+
+
+def test_repeats_are_one_row_whose_figures_are_those_of_all_of_them() -> None:
+    cells = analyse(
+        interleaved_sweep(
+            ddp=repeated("ddp", 2, 190.0, 200.0, 210.0),
+            none=repeated("none", 1, 98.0, 100.0, 102.0),
+        )
+    )
+    base, cell = cells
+    assert base.folders == ("1_none_n1", "3_none_n1", "5_none_n1")
+    assert (base.folder, base.repeats, base.samples_per_s) == ("1_none_n1", 3, 100.0)
+    assert (base.speedup, base.speedup_low, base.verdict) == (1.0, None, None)
+    assert base.step_mean_s == pytest.approx(0.1)
+    assert base.noise_floor is not None
+    assert (cell.folder, cell.baseline, cell.samples_per_s) == ("0_ddp_n2", "1_none_n1", 200.0)
+    assert (cell.speedup, cell.efficiency) == (2.0, 1.0)
+    assert cell.speedup_low is not None and cell.speedup_high is not None
+    assert 1.6 < cell.speedup_low < 2.0 < cell.speedup_high < 2.5
+    assert cell.efficiency_low == pytest.approx(cell.speedup_low / 2)
+    assert (cell.interval_scope, cell.speedup_scope) == ("3 repeats", "3 repeats")
+    assert (cell.verdict, cell.status, cell.failures) == ("faster", "ok", ())
+
+
+def test_a_failed_repeat_is_told_and_the_others_count() -> None:
+    (base, cell) = analyse(
+        interleaved_sweep(
+            none=repeated("none", 1, 98.0, 100.0, 102.0),
+            ddp=repeated("ddp", 2, None, 200.0, 210.0),
+        )
+    )
+    assert (cell.folder, cell.repeats, cell.status) == ("3_ddp_n2", 2, "failed")
+    assert cell.samples_per_s == 205.0
+    assert (cell.speedup, cell.speedup_scope) == (2.05, "2 repeats")
+    assert cell.failures == ("1_ddp_n2: failed: lost in 0\nmore",)
+    assert base.status == "ok"
+
+
+def test_a_cell_of_which_every_repeat_failed_has_all_reasons_and_no_figure() -> None:
+    (cell,) = analyse(interleaved_sweep(ddp=repeated("ddp", 2, None, None)))
+    assert (cell.folder, cell.repeats, cell.samples_per_s) == ("0_ddp_n2", 0, None)
+    assert [line.partition("\n")[0] for line in cell.failures] == [
+        "0_ddp_n2: failed: lost in 0",
+        "1_ddp_n2: failed: lost in 1",
+    ]
+
+
+def test_a_skipped_cell_is_told_once() -> None:
+    runs = interleaved_sweep(none=repeated("none", 2, None, None))
+    for each in runs.values():
+        each |= {"status": "skipped", "error": {"message": "one device"}}
+    (cell,) = analyse(runs)
+    assert (cell.status, cell.failures) == ("skipped", ("0_none_n2: skipped: one device",))
+
+
+def test_a_configuration_typed_twice_is_compared_with_itself() -> None:
+    same = interleaved_sweep(
+        a=repeated("none", 1, 98.0, 100.0, 102.0), b=repeated("none", 1, 99.0, 101.0, 103.0)
+    )
+    (base, cell) = analyse(same)
+    assert (base.folder, cell.folder, cell.baseline) == ("0_none_n1", "1_none_n1", "0_none_n1")
+    assert cell.verdict == "no measurable difference"

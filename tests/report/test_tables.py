@@ -118,6 +118,39 @@ def test_skipped_cells_alone_are_no_failures() -> None:
     assert reasons([CELL, SKIPPED]) == ["3_none_n2: skipped: one"]
 
 
+REPEATED = replace(
+    CELL,
+    repeats=4,
+    folders=("1_dp_n2", "3_dp_n2", "5_dp_n2", "7_dp_n2"),
+    speedup_low=0.7512,
+    speedup_high=0.8287,
+    speedup_scope="4 repeats",
+    verdict="slower",
+)
+
+
+def test_a_row_of_repeats_shows_the_interval_and_how_many_ended_well() -> None:
+    row = dict(zip(HEADER, cell_row(REPEATED), strict=True))
+    assert (row["speedup"], row["status"]) == ("0.79× (0.75–0.83)", "4 ok")
+    some = replace(REPEATED, repeats=3, status="failed", failures=("3_dp_n2: failed: why\nmore",))
+    assert cell_row(some)[-1] == "3 of 4 ok"
+    assert cell_row(replace(some, repeats=0))[-1] == "failed"
+    assert reasons([some, CELL]) == [
+        "3_dp_n2: failed: why",
+        "1 of 2 cells failed (or some of their repeats)",
+    ]
+
+
+def test_a_table_with_intervals_fits_120_columns_and_what_they_say_stands_below() -> None:
+    same = replace(REPEATED, folder="2_dp_n2", verdict="no measurable difference")
+    shown = printed(120, print_scaling, [REPEATED, same])
+    rows = [line for line in shown.splitlines() if "emulated" in line]
+    assert len(rows) == 2
+    assert all("0.79× (0.75–0.83)" in row and "…" not in row for row in rows)
+    assert "2_dp_n2: no measurable difference from 0_none_n1" in shown
+    assert "\n2_dp_n2: no measurable difference from 0_none_n1" in "\n".join(report([same]))
+
+
 @pytest.mark.parametrize("reason", [None, ""])
 def test_a_failed_cell_without_a_reason_is_still_listed(reason: str | None) -> None:
     assert reasons([replace(FAILED, reason=reason)])[0].startswith("2_ddp_n2: failed")

@@ -1,0 +1,133 @@
+"""Sweeps over every combination, with the cells repeated and interleaved. No torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from dpexp.errors import ConfigError
+from dpexp.repeats import with_repeats
+
+# Hydra takes only plugins whose dotted name begins with hydra_plugins. A package of that name would
+# be shared with every other installed plugin, so the class is entered under such a name by hand.
+# Its true name stays: a launcher with processes of its own pickles it.
+TARGET = "hydra_plugins.dpexp.RepeatingSweeper"
+
+
+@dataclass
+class SweeperNode:
+    """``hydra.sweeper``: the keys of Hydra's basic sweeper."""
+
+    _target_: str = TARGET
+    max_batch_size: int | None = None
+    params: dict[str, str] | None = None
+
+
+@final
+class RepeatingSweeper(Sweeper):
+    """Runs every combination `repeats` times; see :func:`dpexp.repeats.interleaved`.
+
+    It does what Hydra's basic sweeper does, and is not made from it: Hydra's search for plugins
+    loads that module a second time, and a subclass of the first class would then be broken.
+
+    Args:
+        max_batch_size: jobs that the launcher is given at a time; None = all.
+        params: overrides from the config, before those that are typed.
+    """
+
+    def __init__(self, max_batch_size: int | None, params: dict[str, str] | None = None) -> None:
+        self._most = max_batch_size
+        self._params = dict(params or {})
+        self.hydra_context: HydraContext | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
+        """Launch all jobs.
+
+        Raises:
+            ConfigError: see :func:`dpexp.repeats.with_repeats`.
+            HydraException: a combination cannot be composed.
+        """
+        assert self.hydra_context is not None and self.config is not None and self.launcher
+        loader = self.hydra_context.config_loader
+        typed = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
+        cells = combinations(OverridesParser.create(config_loader=loader).parse_overrides(typed))
+        composed = [loader.load_sweep_config(self.config, cell) for cell in cells]
+        jobs = with_repeats(cells, composed)
+        folder = Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, folder / "multirun.yaml")
+        size = self._most or len(jobs)
+        returns = []
+        for start in range(0, len(jobs), size):
+            done = self.launcher.launch(jobs[start : start + size], initial_job_idx=start)
+            for job in done:
+                _ = job.return_value  # raises what the job raised
+            returns.append(done)
+        return returns
+
+
+def combinations(overrides: Sequence[Override]) -> list[list[str]]:
+    """The overrides of each cell: every combination of choices, the last key varying fastest.
+
+    Raises:
+        HydraException: a choice is not a list of values but an interval.
+    """
+    choices: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            if not override.is_discrete_sweep():
+                raise HydraException(f"{override.input_line}: is not a list of values")
+            choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            choices[key] = [str(override.input_line)]
+    return [list(combination) for combination in itertools.product(*choices.values())]
+
+
+def register() -> None:
+    """Make the sweeper known to Hydra. Safe to call again."""
+    ConfigStore.instance().store(group="hydra/sweeper", name="dpexp", node=SweeperNode)
+    Plugins.instance().class_name_to_class[TARGET] = RepeatingSweeper
+
+
+def refuse_other_sweepers(config: Any) -> None:
+    """Refuse `repeats` with a sweeper that knows nothing of them.
+
+    Args:
+        config: of the whole sweep, with the ``hydra`` node.
+
+    Raises:
+        ConfigError: it would run each cell once.
+    """
+    target = str(config.hydra.sweeper.get("_target_"))
+    if target != TARGET and config.get("repeats", 1) != 1:
+        raise ConfigError(
+            "repeats",
+            config.repeats,
+            f"the sweeper {target} does not repeat",
+            fix="repeats=1, or hydra/sweeper=dpexp",
+        )
