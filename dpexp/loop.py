@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,7 @@ class Work:
     autocast: AbstractContextManager[Any]
     training: Training | None = None  # of task=train
     scoring: Scoring | None = None  # of task=evaluate; with neither, the model is only called
+    after_warmup: Callable[[], None] | None = None  # called once, before the first measured step
 
 
 def run_steps(batches: Batches, work: Work) -> None:
@@ -60,6 +62,8 @@ def run_steps(batches: Batches, work: Work) -> None:
     """
     strategy, recorder, progress, shapes = work.strategy, work.recorder, work.progress, work.shapes
     training, mark = work.training, work.clock.mark
+    warmup_ends = strategy.plan.config.warmup_steps - 1  # after this step; -1: before the first
+    _end_warmup(work, warmup_ends == -1)
     marks = [mark()]
     while True:
         progress.phase = "data"
@@ -76,7 +80,7 @@ def run_steps(batches: Batches, work: Work) -> None:
         marks.append(mark())
 
         global_rows = len(batch.indices)
-        output, loss = _forward_backward(inputs, global_rows, work, marks)
+        output, loss = forward_backward(inputs, global_rows, work, marks)
 
         progress.phase = "optimizer"
         rate = None
@@ -100,16 +104,22 @@ def run_steps(batches: Batches, work: Work) -> None:
         del item, output, fetched, inputs, loss  # the next batch must not find this one in memory
         end = mark()
         marks.append(end)
-        if recorder.flush_due():
+        if recorder.flush_due() or batch.step == warmup_ends:
             recorder.flush()
             strategy.agree()
+            _end_warmup(work, batch.step == warmup_ends)
             end = mark()
         marks = [end]
     recorder.flush()
     strategy.agree()
 
 
-def _forward_backward(
+def _end_warmup(work: Work, ended: bool) -> None:
+    if ended and work.after_warmup is not None:
+        work.after_warmup()
+
+
+def forward_backward(
     inputs: Inputs, global_rows: int, work: Work, marks: list[Any]
 ) -> tuple[Any, torch.Tensor | None]:
     """All micro-batches of a step, two marks for each.

@@ -16,7 +16,9 @@ import torch
 from omegaconf import OmegaConf
 
 from dpexp.assembly import put_together
+from dpexp.beside import Beside
 from dpexp.comm import Comm, connect
+from dpexp.compute import compute_of
 from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
@@ -33,6 +35,7 @@ from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import CsvSink, ProgressSink, Sink, TensorBoardSink, write_shapes
 from dpexp.sinks.tensorboard import code_block
 from dpexp.timing import make_clock
+from dpexp.tracing import take_trace
 from dpexp.tutorial import TutorialPrinter
 from dpexp.weights import fingerprint, save_weights
 
@@ -60,10 +63,14 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
     if board is not None:
         board.text("config", code_block(_yaml(to_plain(job.plan.config))))
         board.text("environment", code_block(_yaml(job.environment)))
+    before_bytes = peak_resident_bytes()
     own = _measure(job, comm, device, board, progress)
     # A DDP object that is alive when its process group is destroyed makes the rank abort or hang
     # now and then. _measure has dropped it; cycles in the user's model may still hold it.
     gc.collect()
+    if job.plan.counts_flops:
+        progress.phase = "compute"
+        own = replace(own, compute=compute_of(job.plan, comm, own, before_bytes))
     gathered = comm.gather(own)
     result = None
     if gathered is not None and board is not None:
@@ -88,6 +95,7 @@ def _measure(
 
     if config.shapes.print:
         TutorialPrinter(plan, comm.rank).attach(shapes)
+    beside = Beside(plan, comm)
     with _sinks(job, comm, board, built.feed.steps) as sinks:
         recorder = Recorder(plan, comm, clock, sinks)
         report = partial(
@@ -98,28 +106,29 @@ def _measure(
             torch.set_grad_enabled(training is not None),
             _flushed(recorder, progress, report),
         ):
-            run_steps(
-                built.transfer.ahead(built.feed.batches),
-                Work(
-                    strategy,
-                    built.transfer,
-                    clock,
-                    recorder,
-                    shapes,
-                    progress,
-                    built.split,
-                    built.autocast,
-                    training,
-                    built.scoring,
-                ),
+            work = Work(
+                strategy,
+                built.transfer,
+                clock,
+                recorder,
+                shapes,
+                progress,
+                built.split,
+                built.autocast,
+                training,
+                built.scoring,
+                beside.begin,
             )
+            run_steps(built.transfer.ahead(built.feed.batches), work)
     progress.phase = "finish"
     late = (
         *end_notes(config, built.feed, recorder.steps, recorder.epochs),
         *_made_late(model, facts["parameter_tensors"]),
         *(() if training is None else training.notes()),
     )
-    done = _finished(job, strategy, model, report(), facts, built.scoring)
+    done = beside.end(report())
+    trace = partial(take_trace, job.folder, plan, comm, work, built)
+    done = _finished(job, strategy, model, done, facts, built.scoring, trace)
     return replace(done, notes=(*done.notes, *late))
 
 
@@ -140,6 +149,7 @@ def _finished(
     done: RankResult,
     facts: dict[str, Any],
     scoring: Scoring | None,
+    trace: Callable[[], Path],
 ) -> RankResult:
     """What there is to say after the last step. All ranks meet here."""
     metric = None if scoring is None else scoring.result()
@@ -148,6 +158,9 @@ def _finished(
         facts["final_sha256"] = fingerprint(state)
         if job.plan.config.save_weights:
             save_weights(state, job.folder / "weights.pt")
+    del state  # under some strategies it is the model's own memory
+    if job.plan.config.trace:
+        trace()
     strategy.close()
     return replace(done, metric=metric, model=facts)
 
