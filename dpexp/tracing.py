@@ -6,7 +6,11 @@ come after the final weights are saved, and what they do to the model is thrown 
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -51,17 +55,21 @@ def take_trace(folder: Path, plan: RunPlan, comm: Comm, work: Work, built: Assem
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, experimental_config=_every_thread()) as profiler:
-        labels = _Labels()
-        for _ in range(STEPS):
-            labels.phase = "data"
-            item = next(batches, None)
-            if item is None:
-                break
-            _step(item, replace(work, transfer=transfer, progress=labels), labels)
-        labels.close()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+    profiler = profile(activities=activities, experimental_config=_every_thread())
+    with _without_markers():
+        profiler.start()
+    labels = _Labels()
+    for _ in range(STEPS):
+        labels.phase = "data"
+        item = next(batches, None)
+        if item is None:
+            break
+        _step(item, replace(work, transfer=transfer, progress=labels), labels)
+    labels.close()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    with _without_markers():
+        profiler.stop()
     next(batches, None)  # loader processes end when they are asked for more than there is
     path = folder / f"trace.rank{comm.rank}.json"
     _write(profiler, path)
@@ -80,6 +88,28 @@ def _step(item: Any, work: Work, labels: _Labels) -> None:
         labels.phase = "optimizer"
         work.training.update(work.strategy)
     labels.phase = "other"
+
+
+@contextmanager
+def _without_markers() -> Iterator[None]:
+    """Keep the profiler's own two lines ("USDT: … profiler_start") off the user's terminal.
+
+    They are written by compiled code, so only the descriptor can be turned away. All other lines
+    are passed on.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            caught.seek(0)
+            for line in caught:
+                if not line.startswith(b"USDT:"):
+                    os.write(2, line)
 
 
 def _every_thread() -> Any:

@@ -69,7 +69,7 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
     # now and then. _measure has dropped it; cycles in the user's model may still hold it.
     gc.collect()
     if job.plan.counts_flops:
-        progress.phase = "compute"
+        progress.phase, progress.partial = "compute", own
         own = replace(own, compute=compute_of(job.plan, comm, own, before_bytes))
     gathered = comm.gather(own)
     result = None
@@ -127,7 +127,11 @@ def _measure(
         *(() if training is None else training.notes()),
     )
     done = beside.end(report())
-    trace = partial(take_trace, job.folder, plan, comm, work, built)
+
+    def trace() -> None:
+        progress.phase, progress.partial = "trace", done  # the figures are there, come what may
+        take_trace(job.folder, plan, comm, work, built)
+
     done = _finished(job, strategy, model, done, facts, built.scoring, trace)
     return replace(done, notes=(*done.notes, *late))
 
@@ -149,7 +153,7 @@ def _finished(
     done: RankResult,
     facts: dict[str, Any],
     scoring: Scoring | None,
-    trace: Callable[[], Path],
+    trace: Callable[[], None],
 ) -> RankResult:
     """What there is to say after the last step. All ranks meet here."""
     metric = None if scoring is None else scoring.result()

@@ -51,6 +51,7 @@ LAYERS: dict[int, list[str]] = {
         "nvml",
         "machine",
         "energy",
+        "peak",
     ],
     3: [
         "datasets",
