@@ -5,6 +5,7 @@ All of it is found after the last step: nothing here is in a step's time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -42,28 +43,33 @@ def mfu(achieved: float, peak: float) -> float:
     return achieved / peak
 
 
-def compute_of(plan: RunPlan, comm: Comm, done: RankResult, before_bytes: int) -> Any:
-    """``compute`` of ``run.json``, on rank 0; None elsewhere. All ranks meet.
+def peak_of(plan: RunPlan, comm: Comm) -> tuple[float | None, str]:
+    """FLOP/s of a device as the config gives it, else measured (then all ranks meet)."""
+    given = plan.config.measure.peak_flops_per_device
+    return measured_peak(plan, comm) if given is None else (given, "")
+
+
+def compute_of(
+    plan: RunPlan, ranks: Sequence[RankResult], peak: tuple[float | None, str], before_bytes: int
+) -> dict[str, Any]:
+    """``compute`` of ``run.json``. On rank 0 only, which nobody waits for then: it may take long.
 
     Args:
-        done: this rank's result.
+        ranks: the results of all ranks.
+        peak: as of :func:`peak_of`.
         before_bytes: peak resident memory before dataset and model were built.
     """
-    wall_s = comm.max(done.wall_s)
-    given = plan.config.measure.peak_flops_per_device
-    peak, why = (given, "") if given is not None else measured_peak(plan, comm)
-    if comm.rank:
-        return None
-    source, note = ("given", "") if given is not None else ("measured", peak_note(plan))
+    done, given = ranks[0], plan.config.measure.peak_flops_per_device
+    source, note = ("measured", peak_note(plan)) if given is None else ("given", "")
     anatomy, problem = anatomy_of(plan)
     work = flops_facts(anatomy, problem)
     rates = rate_facts(
         work,
         rows_per_step=None if anatomy is None else anatomy.first.rows,
         rows=done.measured_global_rows,
-        wall_s=wall_s,
+        wall_s=max(rank.wall_s for rank in ranks),
         devices=plan.num_devices,
-        peak=(peak, why),
+        peak=peak,
     )
     memory = memory_facts(anatomy, problem, done, before_bytes)
     return {**work, **rates, "peak_source": source, "peak_note": note, "memory_parts": memory}

@@ -31,7 +31,7 @@ def look(nvml: Nvml | None, pids: list[int], root: Path = Path("/")) -> Snapshot
     def read(name: str, source: Callable[[], Any]) -> Any:
         try:
             return source()
-        except (OSError, LookupError, NotImplementedError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # psutil's errors differ from system to system
             reasons[name] = str(error) or type(error).__name__
             return None
 

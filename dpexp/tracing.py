@@ -25,6 +25,7 @@ from dpexp.build import build
 from dpexp.comm import Comm
 from dpexp.feed import make_feed, pins
 from dpexp.loop import Progress, Work, forward_backward
+from dpexp.peak import devices_of
 from dpexp.plan import RunPlan
 from dpexp.transfer import make_transfer
 
@@ -40,16 +41,16 @@ def take_trace(folder: Path, plan: RunPlan, comm: Comm, work: Work, built: Assem
         work: of the run; its recorder and clock are not used for these steps.
         built: of the run; its strategy is not closed yet.
     """
-    short = replace(plan, config=replace(plan.config, epochs=None, steps=STEPS))
+    config = plan.config
+    until = replace(config.until, ci=None)
+    short = replace(plan, config=replace(config, epochs=None, steps=STEPS, until=until))
     device = built.strategy.device
-    seed_all(plan.config.seed)
+    seed_all(config.seed)
     feed = make_feed(
-        build("dataset", plan.config.dataset), short, built.strategy.choose_rows, comm, device
+        build("dataset", config.dataset), short, built.strategy.choose_rows, comm, device
     )
-    transfer = make_transfer(
-        device, channels_last=plan.config.prepare.channels_last, pin=pins(plan)
-    )
-    seed_all(seed_of_rank(plan.config.seed, comm.rank))
+    transfer = make_transfer(device, channels_last=config.prepare.channels_last, pin=pins(plan))
+    seed_all(seed_of_rank(config.seed, comm.rank))
     work.shapes.on_call = work.shapes.on_batch = None  # these steps are not printed
     batches = transfer.ahead(feed.batches)
     activities = [ProfilerActivity.CPU]
@@ -67,7 +68,8 @@ def take_trace(folder: Path, plan: RunPlan, comm: Comm, work: Work, built: Assem
         _step(item, replace(work, transfer=transfer, progress=labels), labels)
     labels.close()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        for each in devices_of(plan, comm.rank):
+            torch.cuda.synchronize(each)
     with _without_markers():
         profiler.stop()
     next(batches, None)  # loader processes end when they are asked for more than there is

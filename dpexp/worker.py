@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from dpexp.assembly import put_together
 from dpexp.beside import Beside
 from dpexp.comm import Comm, connect
-from dpexp.compute import compute_of
+from dpexp.compute import compute_of, peak_of
 from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
@@ -70,10 +70,13 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
     gc.collect()
     if job.plan.counts_flops:
         progress.phase, progress.partial = "compute", own
-        own = replace(own, compute=compute_of(job.plan, comm, own, before_bytes))
+        peak = peak_of(job.plan, comm)
     gathered = comm.gather(own)
     result = None
     if gathered is not None and board is not None:
+        if job.plan.counts_flops:
+            compute = compute_of(job.plan, gathered, peak, before_bytes)
+            gathered[0] = replace(gathered[0], compute=compute)
         result = assemble(job.plan, job.environment, gathered)
         shapes = [record for each in gathered for record in each.shapes]
         write_shapes(job.folder / "shapes.csv", shapes)

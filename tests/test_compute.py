@@ -16,7 +16,7 @@ import dpexp
 from dpexp import compute, peak
 from dpexp.anatomy import dissect
 from dpexp.anatomy.data import Figure
-from dpexp.compute import achieved_flops_per_s, compute_of, flops_facts, mfu, rate_facts
+from dpexp.compute import achieved_flops_per_s, compute_of, flops_facts, mfu, peak_of, rate_facts
 from dpexp.peak import devices_of, fastest, measured_peak, peak_note, product_flops, share_of
 from dpexp.plan import RunPlan
 from dpexp.report.tables import print_run
@@ -96,7 +96,8 @@ def test_a_count_of_0_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_figures_of_a_rank_come_from_the_plan_and_its_times() -> None:
     plan = plan_for("ddp", 2, measure={"peak_flops_per_device": 1e4})
     done = make_rank_result(wall_s=0.5, measured_global_rows=60, peak_bytes=500)
-    told = compute_of(plan, FakeComm(0, 2, peers_max=0.6), done, before_bytes=300)
+    ranks = [done, make_rank_result(1, wall_s=0.6)]
+    told = compute_of(plan, ranks, peak_of(plan, FakeComm(0, 2)), before_bytes=300)
     # The exercise: 30 rows, one layer 5 -> 2, forward only: 600 FLOP a step, 2 steps, 0.6 s of the
     # slowest rank, 2 devices
     assert told["flops_per_step"] == 600
@@ -118,17 +119,12 @@ def test_users_code_that_fails_on_fake_tensors_is_a_reason(
 
     monkeypatch.setattr("dpexp.anatomy.dissect", broken)
     plan = plan_for(measure={"peak_flops_per_device": 1e4})
-    told = compute_of(plan, FakeComm(), make_rank_result(), 0)
+    told = compute_of(plan, [make_rank_result()], (1e4, ""), 0)
     assert told["flops_per_step"] is None
     assert told["flops_reason"] == "ZeroDivisionError: of mine"
     assert told["mfu"] is None
     assert told["memory_parts"]["computed"] is None
     assert told["memory_parts"]["computed_reason"] == "ZeroDivisionError: of mine"
-
-
-def test_other_ranks_meet_and_say_nothing() -> None:
-    plan = plan_for("ddp", 2, measure={"peak_flops_per_device": 1e4})
-    assert compute_of(plan, FakeComm(1, 2), make_rank_result(1), 0) is None
 
 
 class FakeProduct:

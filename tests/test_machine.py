@@ -211,6 +211,25 @@ def test_own_time_counts_this_process_its_loaders_and_its_ended_children() -> No
     assert own_core_s() - before >= 0.3
 
 
+def test_a_busy_program_beside_the_run_is_seen() -> None:
+    spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        other, watch = psutil.Process(spinner.pid), Watch(make_plan_for(), FakeComm(), None, "")
+        watch.begin()
+        before, own = sum(other.cpu_times()[:2]), time.process_time()
+        spin(0.5)  # it takes a second where the two share a core
+        took = sum(other.cpu_times()[:2]) - before
+        own = time.process_time() - own
+        told = watch.end()
+    finally:
+        spinner.kill()
+        spinner.wait()
+    assert told is not None
+    assert told["own_cores"] * told["elapsed_s"] == pytest.approx(own, abs=0.05)
+    # Others may be busy too; the kernel counts by ticks.
+    assert told["other_load_cores"] * told["elapsed_s"] >= took - 0.1 * told["elapsed_s"] - 0.05
+
+
 class _Peers(FakeComm):
     """Two ranks; the other one brings so many CPU seconds."""
 
