@@ -38,7 +38,7 @@ def take_trace(folder: Path, plan: RunPlan, comm: Comm, work: Work, built: Assem
     All ranks call it. The steps begin with the run's first batch. They change the model.
 
     Args:
-        work: of the run; its recorder and clock are not used for these steps.
+        work: of the run; its recorder gets nothing of these steps.
         built: of the run; its strategy is not closed yet.
     """
     config = plan.config

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from builders import FakeComm, make_facts, make_plan_for, make_rank_result, make_run_result
+from builders import (
+    FakeComm,
+    TickClock,
+    make_facts,
+    make_plan_for,
+    make_rank_result,
+    make_run_result,
+)
 from rich.console import Console
 
 import dpexp
@@ -187,6 +194,19 @@ def test_a_peak_that_is_shared_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_note(plan_for("ddp", 4)) == ""
     assert "divided by the emulated devices" in peak_note(plan_for("dp", 2))
     assert "each of 8 threads" in peak_note(plan_for("ddp", 8))
+
+
+def test_products_are_timed_one_by_one_and_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = TickClock()
+    monkeypatch.setattr(peak, "make_clock", lambda device: clock)
+    product = peak._Product(torch.device("cpu"), torch.float32)
+    product.prepare(4)
+    product.start(3)
+    assert clock.settled == 0  # an accelerator goes on with the other devices' products
+    assert product.finish() == [1.0, 1.0, 1.0]
+    assert (clock.settled, clock.ticks) == (1, 4)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
