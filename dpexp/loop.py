@@ -53,9 +53,10 @@ class Work:
     autocast: AbstractContextManager[Any]
     training: Training | None = None  # of task=train
     scoring: Scoring | None = None  # of task=evaluate; with neither, the model is only called
-    # Called between two steps, once, with the inputs and the global rows of step `pause_after`.
+    # Called once, between two steps, with the inputs and the global rows of step `pause_after`;
+    # without them before the first step if `pause_after` is -1.
     pause_after: int = -1
-    pause: Callable[[Inputs, int], None] = lambda _inputs, _rows: None
+    pause: Callable[[Inputs | None, int], None] = lambda _inputs, _rows: None
 
 
 def run_steps(batches: Batches, work: Work) -> None:
@@ -66,6 +67,8 @@ def run_steps(batches: Batches, work: Work) -> None:
     """
     strategy, recorder, progress, shapes = work.strategy, work.recorder, work.progress, work.shapes
     training, mark = work.training, work.clock.mark
+    if work.pause_after == -1:
+        work.pause(None, 0)
     marks = [mark()]
     while True:
         progress.phase = "data"

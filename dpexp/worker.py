@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 
-from dpexp.assembly import Assembly, put_together
-from dpexp.batches import Inputs
-from dpexp.calibration import calibrate, why_not
+from dpexp.assembly import put_together
+from dpexp.beside import Beside
 from dpexp.comm import Comm, connect
 from dpexp.comm_recorder import CommRecorder
+from dpexp.compute import compute_of, peak_of
 from dpexp.config import to_plain
 from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
@@ -27,6 +27,7 @@ from dpexp.feed import end_notes
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.metrics import Scoring
 from dpexp.parallel import Strategy
+from dpexp.pause import Pause
 from dpexp.plan import RunPlan
 from dpexp.precision import set_float32
 from dpexp.recorder import Recorder
@@ -36,6 +37,7 @@ from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import CsvSink, ProgressSink, Sink, TensorBoardSink, write_shapes, write_timeline
 from dpexp.sinks.tensorboard import code_block
 from dpexp.timing import make_clock
+from dpexp.tracing import take_trace
 from dpexp.tutorial import TutorialPrinter
 from dpexp.weights import fingerprint, save_weights
 
@@ -63,13 +65,20 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
     if board is not None:
         board.text("config", code_block(_yaml(to_plain(job.plan.config))))
         board.text("environment", code_block(_yaml(job.environment)))
+    before_bytes = peak_resident_bytes()
     own = _measure(job, comm, device, board, progress)
     # A DDP object that is alive when its process group is destroyed makes the rank abort or hang
     # now and then. _measure has dropped it; cycles in the user's model may still hold it.
     gc.collect()
+    if job.plan.counts_flops:
+        progress.phase, progress.partial = "compute", own
+        peak = peak_of(job.plan, comm)
     gathered = comm.gather(own)
     result = None
     if gathered is not None and board is not None:
+        if job.plan.counts_flops:
+            compute = compute_of(job.plan, gathered, peak, before_bytes)
+            gathered[0] = replace(gathered[0], compute=compute)
         result = assemble(job.plan, job.environment, gathered)
         write_timeline(job.folder / "timeline.json", gathered)
         shapes = [record for each in gathered for record in each.shapes]
@@ -92,6 +101,7 @@ def _measure(
 
     if config.shapes.print:
         TutorialPrinter(plan, comm.rank).attach(shapes)
+    beside = Beside(plan, comm)
     with _sinks(job, comm, board, built.feed.steps) as sinks:
         collectives = None
         if strategy.log is not None:
@@ -109,7 +119,7 @@ def _measure(
             training,
             built.scoring,
         )
-        pause = Pause(work, built, plan, comm)
+        pause = Pause(work, built, plan, comm, beside)
         report = partial(
             _rank_result, plan, recorder, shapes, rank, str(device), built.notes, facts
         )
@@ -120,39 +130,23 @@ def _measure(
         ):
             run_steps(
                 built.transfer.ahead(built.feed.batches),
-                replace(work, pause_after=max(config.warmup_steps - 1, 0), pause=pause),
+                replace(work, pause_after=config.warmup_steps - 1, pause=pause),
             )
-    del work  # it holds the DDP object; see run_rank
     progress.phase = "finish"
     late = (
         *end_notes(config, built.feed, recorder.steps, recorder.epochs),
         *_made_late(model, facts["parameter_tensors"]),
         *(() if training is None else training.notes()),
     )
-    done = _finished(job, strategy, model, report(), facts, built.scoring)
+    done = beside.end(report())
+
+    def trace() -> None:
+        progress.phase, progress.partial = "trace", done  # the figures are there, come what may
+        take_trace(job.folder, plan, comm, work, built)
+
+    done = _finished(job, strategy, model, done, facts, built.scoring, trace)
     comm_summary = None if done.comm is None else {**done.comm, "calibration": pause.calibration}
     return replace(done, notes=(*done.notes, *late), comm=comm_summary)
-
-
-@final
-class Pause:
-    """What happens once between two steps, when the warm-up is over."""
-
-    def __init__(self, work: Work, built: Assembly, plan: RunPlan, comm: Comm) -> None:
-        self._work, self._built, self._plan, self._comm = work, built, plan, comm
-        self.calibration: dict[str, Any] | None = None
-
-    def __call__(self, inputs: Inputs, global_rows: int) -> None:
-        plan, training = self._plan, self._built.training
-        if training is None or not plan.calibration_pairs:
-            return
-        reason = why_not(plan)
-        if reason is not None:
-            self.calibration = {"pairs": 0, "reason": reason}
-            return
-        self.calibration = calibrate(
-            inputs, global_rows, self._work, training, self._built.model, plan, self._comm
-        )
 
 
 def _made_late(model: torch.nn.Module, before: int) -> tuple[str, ...]:
@@ -172,6 +166,7 @@ def _finished(
     done: RankResult,
     facts: dict[str, Any],
     scoring: Scoring | None,
+    trace: Callable[[], None],
 ) -> RankResult:
     """What there is to say after the last step. All ranks meet here."""
     metric = None if scoring is None else scoring.result()
@@ -180,6 +175,9 @@ def _finished(
         facts["final_sha256"] = fingerprint(state)
         if job.plan.config.save_weights:
             save_weights(state, job.folder / "weights.pt")
+    del state  # under some strategies it is the model's own memory
+    if job.plan.config.trace:
+        trace()
     strategy.close()
     return replace(done, metric=metric, model=facts)
 

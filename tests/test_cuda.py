@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,44 @@ def test_the_largest_batch_is_found_by_the_devices_memory(workdir: Path) -> None
         ["device=cuda", "batch_size=auto", "dataset.rows=4096", "task=train", "warmup_steps=0"]
     )
     assert run.result.batch == {"global": 4096, "per_device": 4096}  # the dataset is smaller
+
+
+def test_a_devices_state_and_energy_are_read_through_nvml(workdir: Path) -> None:
+    pytest.importorskip("pynvml", reason="needs the extra nvidia")
+    wide = ["model=mlp", "model.widths=[5,4096,4096,2]", "task=train", "epochs=null"]
+    run = dpexp.run([*wide, "device=cuda", "steps=5000", "batch_size=100"])
+    machine, energy = run.result.machine, run.result.energy
+    assert machine is not None
+    assert energy is not None
+    (device,) = machine["end"]["devices"]
+    assert device["device"] == "cuda:0"
+    for figure in ("sm_mhz", "memory_mhz", "temperature_c", "power_w"):
+        assert device[figure] is None or device[figure] > 0
+        assert (device[figure] is None) == (figure in device["reasons"])
+    board = energy["sources"]["gpu"]
+    assert (board["joules"] is None) == bool(board["reason"])
+    if board["joules"] is not None:  # a board draws between 5 W and 1500 W
+        assert 5 < board["joules"] / machine["elapsed_s"] < 1500
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_the_peak_of_a_device_is_measured_in_the_runs_format(precision: str, workdir: Path) -> None:
+    run = dpexp.run([*MLP, "device=cuda", f"precision={precision}", "measure.flops=true"])
+    compute = run.result.compute
+    assert compute is not None
+    assert compute["peak_flops_per_s_per_device"] > 1e11
+    assert 0 < compute["mfu"] < 1
+    assert compute["memory_parts"]["measured"]["peak_device_bytes"]["cuda:0"] > 0
+
+
+def test_a_trace_has_kernels_and_changes_no_weight(workdir: Path) -> None:
+    options = [*MLP, "device=cuda", "save_weights=true"]
+    plain, traced = dpexp.run(options), dpexp.run([*options, "trace=true"])
+    trace = json.loads((traced.folder / "trace.rank0.json").read_text())
+    categories = {event.get("cat") for event in trace["traceEvents"]}
+    assert {"cpu_op", "kernel", "user_annotation"} <= categories
+    for name, expected in weights(plain).items():
+        torch.testing.assert_close(weights(traced)[name], expected, atol=0, rtol=0)
 
 
 def test_a_device_number_that_is_not_there_is_refused(workdir: Path) -> None:

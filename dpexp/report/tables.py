@@ -217,7 +217,23 @@ def _run_summary(run: dict[str, Any]) -> str:
         metric = run["metric"]
         figure = _number(metric["value"], ".6g")
         parts.append(f"{metric['name']} {figure} over {metric['samples']} samples")
-    return "; ".join(parts)
+    return "; ".join([*parts, *_efficiency(run)])
+
+
+def _efficiency(run: dict[str, Any]) -> list[str]:
+    """MFU and energy, where they are known."""
+    compute, energy, parts = run.get("compute") or {}, run.get("energy") or {}, []
+    if compute.get("mfu") is not None:
+        least = "at least " if compute["flops_at_least"] else ""
+        each = compute["achieved_flops_per_s_per_device"] / 1e9
+        parts.append(
+            f"MFU {least}{100 * compute['mfu']:.3g} % ({each:.3g} GFLOP/s of the model per device, "
+            f"{compute['peak_source']} peak "
+            f"{compute['peak_flops_per_s_per_device'] / 1e9:.3g} GFLOP/s)"
+        )
+    if energy.get("per_sample_j") is not None:
+        parts.append(f"{energy['per_sample_j']:.3g} J per sample")
+    return parts
 
 
 def _status(cell: Cell) -> str:

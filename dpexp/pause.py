@@ -1,0 +1,39 @@
+"""What happens between the warm-up and the measured steps."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from dpexp.assembly import Assembly
+from dpexp.batches import Inputs
+from dpexp.beside import Beside
+from dpexp.calibration import calibrate, why_not
+from dpexp.comm import Comm
+from dpexp.loop import Work
+from dpexp.plan import RunPlan
+
+
+@final
+class Pause:
+    """Calibrates the exchange of gradients, then starts what surrounds the measured steps."""
+
+    def __init__(
+        self, work: Work, built: Assembly, plan: RunPlan, comm: Comm, beside: Beside
+    ) -> None:
+        self._work, self._built, self._plan, self._comm = work, built, plan, comm
+        self._beside = beside
+        self.calibration: dict[str, Any] | None = None
+
+    def __call__(self, inputs: Inputs | None, global_rows: int) -> None:
+        """All ranks call it; inputs are those of the last step of the warm-up, if there is one."""
+        training = self._built.training
+        if training is not None and self._plan.calibration_pairs:
+            reason = why_not(self._plan)
+            if reason is None and inputs is not None:
+                self.calibration = calibrate(
+                    inputs, global_rows, self._work, training, self._built.model, self._plan,
+                    self._comm,
+                )  # fmt: skip
+            else:
+                self.calibration = {"pairs": 0, "reason": reason or "there is no warm-up before it"}
+        self._beside.begin()
