@@ -24,12 +24,15 @@ TIMELINE_STEPS = 20
 
 
 class StepComm(NamedTuple):
-    """Of each step of a flush: shape [steps]. `waiting_s` is None when ranks were not compared."""
+    """Of each step of a flush. None = not known.
 
-    exposed_s: Floats
-    overlapped_s: Floats
-    waiting_s: Floats | None
-    arrival_s: Floats
+    When the ranks could not be compared nobody can tell what of a wait was for the transport.
+    """
+
+    exposed_s: list[float | None]
+    overlapped_s: list[float | None]
+    waiting_s: list[float | None]  # None too where there is one rank only
+    arrival_s: list[float | None]  # None too in a step without a collective
     num_bytes: list[int]
     bus_bytes_per_s: list[float | None]
 
@@ -80,17 +83,22 @@ class CommRecorder:
         if self._blocking:  # else all of them lie in backward
             hidden = np.where(backward, 1.0, np.nan)
             late = self._exposure(ready * hidden, end * hidden, last_ready * hidden)
-        arrival_s = np.nan_to_num(np.fmin.reduce(ready, axis=1) - begins_s)
+        arrival_s = np.fmin.reduce(ready, axis=1) - begins_s
         num_bytes = [sum(each.num_bytes for each in entries) for entries in steps.collectives]
+        if self._several and not together:
+            unknown = np.full(len(begins_s), np.nan)
+            own, late = (
+                Exposure(unknown, unknown, each.overlapped_s, unknown) for each in (own, late)
+            )
         rates = self._rates(steps, own)
         self._keep(steps, own, late, num_bytes)
         self._draw(steps, begins_s, ready, end)
-        known = together and self._several
+        nobody: list[float | None] = [None] * len(begins_s)
         return StepComm(
-            own.exposed_s,
-            own.overlapped_s,
-            own.waiting_s if known else None,
-            arrival_s,
+            _known(own.exposed_s),
+            _known(own.overlapped_s),
+            _known(own.waiting_s) if self._several else nobody,
+            _known(arrival_s),
             num_bytes,
             rates,
         )
@@ -110,13 +118,20 @@ class CommRecorder:
             "bytes_per_step": self._bytes / self._steps if self._steps else None,
             "collectives_per_step": self._count / self._steps if self._steps else None,
             "bus_gb_per_s": moved / busy_s / 1e9 if busy_s > 0 and moved > 0 else None,
-            **{f"{part}_mean_s": _mean(seconds) for part, seconds in self._seconds.items()},
-            **{f"{k}_backward_mean_s": _mean(v) for k, v in self._backward_s.items()},
+            **{f"{part}_mean_s": self._mean(part, s) for part, s in self._seconds.items()},
+            **{f"{k}_backward_mean_s": self._mean(k, s) for k, s in self._backward_s.items()},
             "clock_offset_s": self._offset.offset_s,
             "clock_error_s": self._offset.error_s,
             "stragglers": None if self._stragglers is None else self._stragglers.summary(),
             "timeline": self._timeline,
         }
+
+    def _mean(self, part: str, chunks: list[Floats]) -> float | None:
+        """Of the measured steps; None where there is no other rank to wait for."""
+        if not self._several and part in ("straggler_wait", "waiting"):
+            return None
+        values = np.concatenate(chunks) if chunks else np.zeros(0)
+        return float(values.mean()) if len(values) else None
 
     def _exposure(self, ready: Floats, end: Floats, last_ready: Floats) -> Exposure:
         return (of_blocking if self._blocking else of_buckets)(ready, end, last_ready)
@@ -185,7 +200,7 @@ class CommRecorder:
         ):
             moved = sum([each.bus_bytes for each in entries])
             rates.append(moved / busy_s if moved and busy_s > 0 else None)
-            if measured:
+            if measured and not np.isnan(busy_s):
                 self._bus.append((moved, busy_s))
         return rates
 
@@ -194,9 +209,9 @@ class CommRecorder:
         for part, seconds in zip(
             COMM_PARTS, (own.exposed_s, own.overlapped_s, own.waiting_s), strict=True
         ):
-            self._seconds[part].append(seconds[measured])
-        self._backward_s["exposed"].append(late.exposed_s[measured])
-        self._backward_s["waiting"].append(late.waiting_s[measured])
+            self._seconds[part].append(_there(seconds[measured]))
+        self._backward_s["exposed"].append(_there(late.exposed_s[measured]))
+        self._backward_s["waiting"].append(_there(late.waiting_s[measured]))
         self._steps += int(measured.sum())
         self._bytes += sum(n for n, counts in zip(num_bytes, measured, strict=True) if counts)
         self._count += sum(
@@ -230,6 +245,10 @@ class CommRecorder:
             )
 
 
-def _mean(chunks: list[Floats]) -> float | None:
-    values = np.concatenate(chunks) if chunks else np.zeros(0)
-    return float(values.mean()) if len(values) else None
+def _there(seconds: Floats) -> Floats:
+    there: Floats = seconds[~np.isnan(seconds)]
+    return there
+
+
+def _known(seconds: Floats) -> list[float | None]:
+    return [None if np.isnan(value) else value for value in seconds.tolist()]

@@ -217,18 +217,7 @@ class Recorder:
             [row.collectives for row in rows],
         )
         found = self._collectives.account(steps, together=together)
-        waiting = [None] * len(rows) if found.waiting_s is None else found.waiting_s.tolist()
-        return list(
-            zip(
-                found.exposed_s.tolist(),
-                found.overlapped_s.tolist(),
-                waiting,
-                found.arrival_s.tolist(),
-                found.num_bytes,
-                found.bus_bytes_per_s,
-                strict=True,
-            )
-        )
+        return list(zip(*found, strict=True))
 
     def _keep(self, phases: Spans, parts: Spans | None, measured: list[bool]) -> None:
         """Keep the seconds of measured steps for the summary."""

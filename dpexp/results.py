@@ -84,7 +84,13 @@ def _comm_of(ranks: list[RankResult]) -> dict[str, Any]:
         # A rank that came early waits in a collective, so the fastest one's rate is the link's.
         "bus_gb_per_s": max(rates) if rates else None,
         "ranks": [
-            {"rank": rank.rank, **{key: rank.comm[key] for key in own}}
+            {
+                "rank": rank.rank,
+                **{key: rank.comm[key] for key in own},
+                "backward_without_exchange_s": (rank.comm.get("calibration") or {}).get(
+                    "backward_without_exchange_s"
+                ),
+            }
             for rank in ranks
             if rank.comm is not None
         ],

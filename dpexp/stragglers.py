@@ -11,6 +11,8 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from dpexp.stats import t_quantile
+
 Floats = npt.NDArray[np.float64]
 # What a rank does from one meeting to the next, in this order.
 LEGS = ("optimizer", "other", "data", "transfer", "forward", "backward")
@@ -18,8 +20,9 @@ LEGS = ("optimizer", "other", "data", "transfer", "forward", "backward")
 NOTABLE = 0.01
 # Groups of steps that are kept of a flush, for the error of a mean.
 GROUPS = 16
-# So many standard errors apart: by chance in one of 700 comparisons.
-SURE = 3.0
+# A rank is named when it is later than another one by what chance gives in one of 700 comparisons.
+# Of few groups the standard error is itself uncertain, hence Student's t and not the normal one.
+CHANCE = 1 / 700
 
 
 @final
@@ -93,13 +96,16 @@ class StragglerCount:
 
     def _is_named(self, slowest: int, late_s: Floats, means: Floats, weights: Floats) -> bool:
         """Whether one rank is later than each other one by more than chance and a notable time."""
+        if len(means) < 2:
+            return False
         step_s = self._step_s / self._steps
+        sure = t_quantile(1 - CHANCE, len(means) - 1)
         for rank in range(self._ranks):
             if rank == slowest:
                 continue
             ahead_s = late_s[slowest] - late_s[rank]
             apart = means[:, slowest] - means[:, rank]
-            if ahead_s <= NOTABLE * step_s or ahead_s <= SURE * standard_error(apart, weights):
+            if ahead_s <= NOTABLE * step_s or ahead_s <= sure * standard_error(apart, weights):
                 return False
         return True
 

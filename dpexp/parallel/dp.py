@@ -31,7 +31,8 @@ class DataParallel(Strategy):
         self._virtual = (
             VirtualDevices(count, self.plan.threads_per_replica) if self.plan.emulated else None
         )
-        self.log = self._timed_collectives(blocking=True)
+        # One device is called without copies; see forward().
+        self.log = self._timed_collectives(blocking=True) if count > 1 else None
         self._model = MeasuredDataParallel(
             model,
             list(range(first, first + count)),

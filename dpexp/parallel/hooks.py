@@ -78,7 +78,10 @@ def _compressed(
 
 
 def _whole(bucket: Any) -> int:
-    return int(bucket.buffer().nbytes)
+    buffer: torch.Tensor = bucket.buffer()
+    if buffer.is_sparse:  # of an embedding with sparse gradients: what has a row is sent
+        return buffer._indices().nbytes + buffer._values().nbytes
+    return buffer.nbytes
 
 
 def _half(bucket: Any) -> int:

@@ -95,10 +95,11 @@ def _spent(run: dict[str, Any]) -> dict[str, float] | None:
     phases = observer.get("phase_mean_s") or {}
     if any(phases.get(phase) is None for phase in PHASES):
         return None
-    comm = _communication(run, observer["rank"])
+    own = _own(run, observer["rank"])
+    comm = _communication(own)
     backward = phases["backward"] - comm["exposed_backward"] - comm["waiting_backward"]
     calibration = (run.get("comm") or {}).get("calibration") or {}
-    alone = calibration.get("backward_without_exchange_s")
+    alone = own.get("backward_without_exchange_s")
     if alone is None or calibration.get("covers", "").startswith("the scattering"):
         alone = backward  # under FSDP such a step still gathers parameters
     return {
@@ -114,10 +115,14 @@ def _spent(run: dict[str, Any]) -> dict[str, float] | None:
     }
 
 
-def _communication(run: dict[str, Any], rank: int) -> dict[str, float]:
+def _own(run: dict[str, Any], rank: int) -> dict[str, Any]:
+    """What a rank says of its communication; {} where there is none."""
+    ranks: list[dict[str, Any]] = (run.get("comm") or {}).get("ranks", [])
+    return next((each for each in ranks if each["rank"] == rank), {})
+
+
+def _communication(own: dict[str, Any]) -> dict[str, float]:
     """Seconds of a mean step that a rank waited, by phase; 0 where there is no communication."""
-    ranks = (run.get("comm") or {}).get("ranks", [])
-    own: dict[str, Any] = next((each for each in ranks if each["rank"] == rank), {})
     found = {}
     for kind, total in (("exposed", "comm_exposed"), ("waiting", "straggler_wait")):
         backward = own.get(f"{kind}_backward_mean_s") or 0.0
