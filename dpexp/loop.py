@@ -28,6 +28,7 @@ class Progress:
     step: int = -1  # the last one whose batch has come
     phase: str = "set-up"
     partial: RankResult | None = None  # what there was to say when the steps ended early
+    during: str = ""  # what is going on when it is not the run's own steps
 
     def current_step(self) -> int | None:
         """The step at work; while a batch is waited for, the one it is for."""
@@ -76,7 +77,7 @@ def run_steps(batches: Batches, work: Work) -> None:
         marks.append(mark())
 
         global_rows = len(batch.indices)
-        output, loss = _forward_backward(inputs, global_rows, work, marks)
+        output, loss = forward_backward(inputs, global_rows, work, marks)
 
         progress.phase = "optimizer"
         rate = None
@@ -109,7 +110,7 @@ def run_steps(batches: Batches, work: Work) -> None:
     strategy.agree()
 
 
-def _forward_backward(
+def forward_backward(
     inputs: Inputs, global_rows: int, work: Work, marks: list[Any]
 ) -> tuple[Any, torch.Tensor | None]:
     """All micro-batches of a step, two marks for each.

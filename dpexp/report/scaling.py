@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from dpexp.report.parity import parity_failed
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -40,6 +42,7 @@ def analyse(runs: dict[str, dict[str, Any]]) -> list[Cell]:
     `num_devices`. The baseline is the smallest `none` cell, or the strategy's own smallest device
     count where there is no `none`. Under strong scaling the global batch is the same, so the
     ratio of throughputs is T1/Tn; under weak scaling it is the ratio of rows done per second.
+    A cell that failed its parity check has no speed-up, and is no baseline.
 
     Args:
         runs: ``run.json`` data by folder name, in the order of the sweep.
@@ -59,7 +62,8 @@ def _cell(
 ) -> Cell:
     rate = _rate(run)
     speedup = efficiency = None
-    if baseline is not None and rate is not None:
+    broken = parity_failed(run)
+    if baseline is not None and rate is not None and broken is None:
         base = runs[baseline]
         base_rate = _rate(base)
         assert base_rate is not None  # or it would not be a baseline
@@ -75,7 +79,7 @@ def _cell(
         num_devices=run.get("num_devices"),
         setting=setting,
         status=run["status"],
-        reason=error.get("message"),
+        reason=error.get("message") or broken,
         emulated=bool(run.get("emulated")),
         scaling=run.get("scaling"),
         batch_global=batch.get("global"),
@@ -123,7 +127,11 @@ def _group(run: dict[str, Any]) -> str:
 
 def _baseline(run: dict[str, Any], runs: dict[str, dict[str, Any]]) -> str | None:
     group = _group(run)
-    peers = {k: r for k, r in runs.items() if _rate(r) is not None and _group(r) == group}
+    peers = {
+        k: r
+        for k, r in runs.items()
+        if _rate(r) is not None and parity_failed(r) is None and _group(r) == group
+    }
     singles = {k: r for k, r in peers.items() if r["parallel"] == "none"}
     own = {k: r for k, r in peers.items() if r["parallel"] == run["parallel"]}
     candidates = singles or own

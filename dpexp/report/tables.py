@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpexp.records import DP_PARTS, PHASES
+from dpexp.report.parity import parity_line
 from dpexp.report.scaling import Cell
 
 HEADER = (
@@ -84,11 +85,13 @@ def settings(cells: Sequence[Cell]) -> list[str]:
 
 
 def reasons(cells: Sequence[Cell]) -> list[str]:
-    """One line per cell that gave no figure."""
+    """One line per cell that gave no figure, or none that can be compared."""
     lines = []
     for cell in cells:
         if cell.status != "ok":
             lines.append(f"{cell.folder}: {cell.status}: {first_line(cell.reason)}")
+        elif cell.reason is not None:
+            lines.append(f"{cell.folder}: no speed-up: {first_line(cell.reason)}")
     failed = sum(cell.status == "failed" for cell in cells)
     if failed:
         lines.append(f"{failed} of {len(cells)} cells failed")
@@ -160,6 +163,9 @@ def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
                     _phase_row(table, f"  {part}", timing[part])
     console.print(table)
     console.print(escape(_run_summary(run)), soft_wrap=True, highlight=False)
+    parity = parity_line(run)
+    if parity is not None:
+        console.print(escape(parity), soft_wrap=True, highlight=False)
     for line in pointers("folder", folder, folder):
         console.print(escape(line), soft_wrap=True, highlight=False)
 

@@ -1,0 +1,169 @@
+"""How far two runs of the same mathematics may lie apart. Pure numpy.
+
+Sums of floating-point numbers depend on their order. Taken in another order, a sum of n terms
+differs by about u * sqrt(n) of its size, where u is the unit roundoff: the probabilistic bound of
+Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41
+(2019), whose certain bound would be u * n.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Unit roundoffs: half the distance from 1 to the next number.
+SINGLE = 2.0**-24
+UNIT_ROUNDOFF = {"fp32": SINGLE, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
+# Below the smallest normal number, fp16's numbers are so far apart.
+FP16_SPACING = 2.0**-24
+# The constant of the bound: it holds with a probability of 1 - 2 exp(-8**2 / 2) for each sum.
+CONFIDENCE = 8.0
+Array = npt.NDArray[Any]
+
+
+def relative_tolerance(terms: int, short: float | None = None) -> float:
+    """What a sum may differ by when its terms are added in another order, relative to its size.
+
+    Args:
+        terms: how many numbers a sum is made of.
+        short: unit roundoff of a shorter format that terms or results are rounded to on the way.
+    """
+    return CONFIDENCE * (SINGLE * math.sqrt(terms) + (short or 0.0))
+
+
+def gradient_tolerance(
+    relative: float, largest: float, largest_of_all: float, noise: float = 0.0, spacing: float = 0.0
+) -> float:
+    """What the entries of a gradient may differ by; absolute.
+
+    A gradient whose terms cancel (of a bias in front of a normalisation, say) is nothing but
+    rounding, and has no size to which a difference could be compared. For it counts what another
+    order of the rows changes on a single device, up to what the largest gradient would be allowed.
+
+    Args:
+        relative: of :func:`relative_tolerance`.
+        largest: absolute value of the gradient's entries.
+        largest_of_all: the same over all gradients of the model.
+        noise: what another order of the rows changed on a single device.
+        spacing: of the smallest numbers in the format of transport.
+    """
+    cancelled = min(CONFIDENCE * noise, relative * largest_of_all)
+    return relative * largest + cancelled + CONFIDENCE * spacing
+
+
+def weight_tolerance(
+    weight: Array,
+    gradient: Array | None,
+    gradient_error: float,
+    rate: float,
+    step: int,
+    *,
+    normalises: bool,
+    roundoff: float = SINGLE,
+) -> Array:
+    """What the entries of a weight may differ by after one update from equal weights; absolute.
+
+    Args:
+        weight: after the update.
+        gradient: that the update was made from; None = there was none.
+        gradient_error: what a gradient up to this step may have differed by.
+        rate: the learning rate.
+        step: number of updates before; an optimizer may remember the gradients of all of them.
+        normalises: the optimizer divides by the gradient's own size, as Adam does. Then an entry's
+            update is at most about `rate`, and a gradient's relative error is the update's: an
+            entry that is nothing but rounding may move by `rate` in either direction.
+        roundoff: of the weight's format.
+    """
+    stored = CONFIDENCE * roundoff * _largest(weight)
+    if gradient is None or gradient_error == 0.0:
+        return np.full(weight.shape, stored)
+    if not normalises:
+        return np.full(weight.shape, stored + 4.0 * (step + 1) * rate * gradient_error)
+    with np.errstate(divide="ignore", over="ignore"):
+        share = 4.0 * gradient_error / np.abs(gradient.astype(np.float64))
+    bound: Array = stored + rate * np.minimum(2.0, share)
+    return bound
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far results lie from the reference's, over all tensors and steps looked at."""
+
+    largest_absolute: float
+    largest_relative: float  # to the largest absolute value of the reference's tensor
+    # Of the entry that comes nearest to what it is allowed, or exceeds it most.
+    tolerance: float  # relative as above
+    share: float  # of what is allowed; more than 1 = too far
+    step: int
+    tensor: str
+
+
+def deviation(
+    got: Array, reference: Array, allowed: Array | float, step: int, tensor: str
+) -> Deviation:
+    """The largest difference of two finite tensors of one shape.
+
+    Args:
+        allowed: absolute, for each entry or for all.
+    """
+    difference = np.abs(got.astype(np.float64) - reference.astype(np.float64))
+    if not difference.size:
+        return Deviation(0.0, 0.0, 0.0, 0.0, step, tensor)
+    size = _largest(reference)
+    limits = np.broadcast_to(np.asarray(allowed, dtype=np.float64), difference.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(difference == 0.0, 0.0, difference / limits)
+    # Where all agree, the place with the least room is shown.
+    place = int(shares.argmax()) if shares.any() else int(limits.argmin())
+    most = float(difference.max())
+    return Deviation(
+        most,
+        _ratio(most, size),
+        _ratio(float(limits.flat[place]), size),
+        float(shares.flat[place]),
+        step,
+        tensor,
+    )
+
+
+def worse(first: Deviation | None, second: Deviation) -> Deviation:
+    """Both in one: the largest differences, and the place that is nearer to its limit."""
+    if first is None:
+        return second
+    return replace(
+        first if first.share >= second.share else second,
+        largest_absolute=max(first.largest_absolute, second.largest_absolute),
+        largest_relative=max(first.largest_relative, second.largest_relative),
+    )
+
+
+def verdict(found: dict[str, Deviation | None], unknown: str | None) -> tuple[str, str | None]:
+    """Pass, fail or unknown, and why.
+
+    Args:
+        found: by what was compared: loss, gradients, weights. None = nothing could be.
+        unknown: why not everything could be compared. What could be and failed is a failure.
+    """
+    for what, each in found.items():
+        if each is not None and not each.share <= 1.0:
+            return "fail", (
+                f"{what} differ from a single device's by {each.largest_relative:.2g} of their "
+                f"size, where {each.tolerance:.2g} is allowed (step {each.step}, {each.tensor})"
+            )
+    if unknown is None and any(each is None for each in found.values()):
+        unknown = "nothing was compared"
+    return ("pass", None) if unknown is None else ("unknown", unknown)
+
+
+def _largest(values: Array) -> float:
+    return float(np.abs(values).max()) if values.size else 0.0
+
+
+def _ratio(value: float, size: float) -> float:
+    if size:
+        return value / size
+    return 0.0 if value == 0.0 else math.inf
