@@ -223,7 +223,7 @@ class Judge:
             where = "" if own == got else " on one side only"
             self._stop(f"the gradient of {name} in step {self._step} is not finite{where}")
             return
-        infinite = Deviation(math.inf, math.inf, 0.0, math.inf, self._step, name)
+        infinite = Deviation(math.inf, math.inf, math.inf, 0.0, math.inf, self._step, name)
         self._found["gradients"] = worse(self._found["gradients"], infinite)
         self._stop(f"the gradient of {name} in step {self._step} is not finite")
 

@@ -95,9 +95,10 @@ class Deviation:
 
     largest_absolute: float
     largest_relative: float  # to the largest absolute value of the reference's tensor
-    # Of the entry that comes nearest to what it is allowed, or exceeds it most.
-    tolerance: float  # relative as above
-    share: float  # of what is allowed; more than 1 = too far
+    # Of the entry that comes nearest to what it is allowed, or exceeds it most; relative as above.
+    difference: float
+    tolerance: float
+    share: float  # the one divided by the other; more than 1 = too far
     step: int
     tensor: str
 
@@ -112,7 +113,7 @@ def deviation(
     """
     difference = np.abs(got.astype(np.float64) - reference.astype(np.float64))
     if not difference.size:
-        return Deviation(0.0, 0.0, 0.0, 0.0, step, tensor)
+        return Deviation(0.0, 0.0, 0.0, 0.0, 0.0, step, tensor)
     size = _largest(reference)
     limits = np.broadcast_to(np.asarray(allowed, dtype=np.float64), difference.shape)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -123,6 +124,7 @@ def deviation(
     return Deviation(
         most,
         _ratio(most, size),
+        _ratio(float(difference.flat[place]), size),
         _ratio(float(limits.flat[place]), size),
         float(shares.flat[place]),
         step,
@@ -148,11 +150,12 @@ def verdict(found: dict[str, Deviation | None], unknown: str | None) -> tuple[st
         found: by what was compared: loss, gradients, weights. None = nothing could be.
         unknown: why not everything could be compared. What could be and failed is a failure.
     """
+    plural = {"loss": "losses"}
     for what, each in found.items():
         if each is not None and not each.share <= 1.0:
             return "fail", (
-                f"{what} differ from a single device's by {each.largest_relative:.2g} of their "
-                f"size, where {each.tolerance:.2g} is allowed (step {each.step}, {each.tensor})"
+                f"{plural.get(what, what)} differ from a single device's by {each.difference:.2g} of their size, "
+                f"where {each.tolerance:.2g} is allowed (step {each.step}, {each.tensor})"
             )
     if unknown is None and any(each is None for each in found.values()):
         unknown = "nothing was compared"

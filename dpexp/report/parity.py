@@ -24,9 +24,13 @@ def parity_line(run: dict[str, Any]) -> str | None:
     counted = f"{steps} step{'' if steps == 1 else 's'}"
     if certificate["verdict"] != "pass":
         return f"parity: {certificate['verdict']} ({counted}): {certificate['reason']}"
-    parts = [f"{kind} {_number(certificate[kind]['largest_relative'])}" for kind in _KINDS]
-    allowed = _number(certificate["weights"]["tolerance"])
-    return f"parity: pass ({counted}; {', '.join(parts)} of {allowed} allowed)"
+    found = {kind: certificate[kind] for kind in _KINDS}
+    parts = [f"{kind} {_near(each)}" for kind, each in found.items()]
+    return f"parity: pass ({counted}; {', '.join(parts)} allowed)"
+
+
+def _near(found: dict[str, Any]) -> str:
+    return f"{_number(found['difference'])} of {_number(found['tolerance'])}"
 
 
 def _number(value: float | None) -> str:
