@@ -20,10 +20,12 @@ from dpexp.tolerance import (
     FP16_SPACING,
     SINGLE,
     UNIT_ROUNDOFF,
+    Allowed,
     Array,
     Deviation,
     deviation,
     gradient_tolerance,
+    largest_of,
     relative_tolerance,
     verdict,
     weight_tolerance,
@@ -192,14 +194,14 @@ class Judge:
         filled = reference.parameters[name] if held is None or gradient is None else held
         zeros = np.zeros(tuple(filled.shape))
         own_scale = reference.training.loss_scale
-        own = zeros if held is None else array(held) / own_scale
-        got = zeros if gradient is None else array(gradient) / scale
-        if not np.isfinite(own).all() or not np.isfinite(got).all():
-            self._not_finite(name, bool(np.isfinite(own).all()), bool(np.isfinite(got).all()))
+        own = zeros if held is None else _unscaled(array(held), own_scale)
+        got = zeros if gradient is None else _unscaled(array(gradient), scale)
+        largest = largest_of(own)
+        if not math.isfinite(largest) or not math.isfinite(largest_of(got)):
+            self._not_finite(name, math.isfinite(largest), math.isfinite(largest_of(got)))
             return
         hook = self._plan.config.parallel.comm_hook
         sent = UNIT_ROUNDOFF.get(hook.value, 0.0) if hook is not None else 0.0
-        largest = float(np.abs(own).max()) if own.size else 0.0
         spacing = FP16_SPACING * self._plan.num_processes if hook is CommHook.fp16 else 0.0
         allowed = gradient_tolerance(
             relative_tolerance(self._terms, self._short + sent or None),
@@ -238,29 +240,41 @@ class Judge:
     def _weight(self, name: str, parameter: torch.Tensor) -> None:
         own = self._own().parameters[name]
         if self._comparable:
-            held, before = self._held.pop(name, (None, 0.0))
-            # As the optimizer got it: maybe clipped.
-            gradient = None if held is None else array(held)
-            after = float(np.abs(gradient).max()) if gradient is not None and gradient.size else 0.0
-            shrunk = after / before if before else 1.0
-            allowed = weight_tolerance(
-                array(own),
-                gradient,
-                self._errors.get(name, 0.0) * shrunk,
-                self._rate,
-                self._steps - 1,
-                normalises=self._normalises,
-                roundoff=roundoff(own),
-            )
+            allowed = self._update_allowance(name, own)
             self._note("weights", array(parameter), array(own), allowed, name)
         _overwrite(own, parameter)
 
-    def _note(self, kind: str, got: Array, own: Array, allowed: Array | float, name: str) -> None:
-        if not np.isfinite(own).all() and not np.isfinite(got).all():
+    def _update_allowance(self, name: str, own: torch.Tensor) -> Allowed:
+        held, before = self._held.pop(name, (None, 0.0))
+        gradient = None if held is None else array(held).reshape(-1)
+        # The gradient as the optimizer got it: maybe clipped.
+        after = 0.0 if gradient is None else largest_of(gradient)
+        error = self._errors.get(name, 0.0) * (after / before if before else 1.0)
+        largest, rounded = largest_in(own), roundoff(own)
+
+        def allowed(part: slice) -> Array | float:
+            return weight_tolerance(
+                largest,
+                None if gradient is None else gradient[part],
+                error,
+                self._rate,
+                self._steps - 1,
+                normalises=self._normalises,
+                roundoff=rounded,
+            )
+
+        return allowed
+
+    def _note(self, kind: str, got: Array, own: Array, allowed: Allowed | float, name: str) -> None:
+        if not math.isfinite(largest_of(own)) and not math.isfinite(largest_of(got)):
             self._stop(f"the {kind} of step {self._step} are not finite ({name})")
             return
         found = deviation(got, own, allowed, self._step, name)
         self._found[kind] = worse(self._found[kind], found)
+
+
+def _unscaled(values: Array, scale: float) -> Array:
+    return values if scale == 1.0 else values / scale
 
 
 def _short(plan: RunPlan) -> float:

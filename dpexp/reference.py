@@ -243,6 +243,5 @@ class Reference:
         for name, parameter in other.named_parameters():
             own = self.parameters[name].grad
             if own is not None and parameter.grad is not None and own.numel():
-                change = (parameter.grad - own) / self.training.loss_scale
-                changes[name] = largest_in(change)
+                changes[name] = largest_in(parameter.grad - own) / self.training.loss_scale
         return changes

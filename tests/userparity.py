@@ -178,5 +178,3 @@ class NoisySGD(torch.optim.SGD):
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
                 parameter.add_(0.01 * torch.randn_like(parameter))
-
-
