@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import dpexp
-from benchmarks.common import ROOT, machine_line
+from benchmarks.common import ROOT
+from benchmarks.overhead import describe
 from dpexp.files import write_whole
 from dpexp.report.waterfall import Waterfall, waterfall
 
@@ -246,6 +249,8 @@ def main() -> None:
 
 
 def _page(table: str, draws: int) -> str:
+    load = psutil.cpu_percent(1.0) / 100
+    facts = "; ".join(f"{name}: {fact}" for name, fact in describe(load).items())
     return f"""# Injected truth against what dpexp says
 
 Made by `python -m benchmarks.validation --write`. Each line is {draws} runs under `ddp` on gloo,
@@ -255,7 +260,7 @@ fight for cores and the truth is known; the processes, the gradients' transport 
 real. A time is found if it is within 10 % or 1 ms of the truth, whichever is more. See
 [Measurement](measurement.md) for what the figures mean. The tests run the same scenarios.
 
-{machine_line()}
+{facts}
 
 {table}
 

@@ -187,6 +187,7 @@ def _check_task(config: Config) -> None:
             "lr_scheduler": (config.lr_scheduler, "none"),
             "parallel.zero": (config.parallel.zero or False, False),
             "parallel.comm_hook": (_value(config.parallel.comm_hook), "none"),
+            "check.parity": (config.check.parity or False, False),
         }
         for key, (value, unset) in given.items():
             if value != unset:

@@ -75,7 +75,7 @@ def show_run(result: RunResult, folder: Path) -> None:
     """A single run's table."""
     from rich.console import Console
 
-    from dpexp.report.tables import print_run
+    from dpexp.report.single import print_run
 
     print_run(result.to_dict(), folder, Console())
 

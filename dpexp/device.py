@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -13,6 +14,9 @@ import torch
 
 from dpexp import __version__, env
 from dpexp.plan import HardwareFacts, RunPlan
+
+CLEAR_REFS = Path("/proc/self/clear_refs")
+NEAR_BYTES = 32 * 2**20  # resident memory is counted per core, and exact only to some MiB
 
 
 def gather_facts() -> HardwareFacts:
@@ -70,9 +74,30 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def peak_resident_bytes() -> int:
-    """Peak resident memory of this process since it started, all of it, not only tensors."""
+    """Peak resident memory of this process since it started, all of it, not only tensors.
+
+    Since :func:`forget_peaks`, where that was called.
+    """
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peaks(plan: RunPlan, rank: int) -> bool:
+    """Let the peaks of memory begin anew at what is used now.
+
+    Returns:
+        Whether that of the process did: on Linux only. Those of CUDA devices always do.
+    """
+    if plan.device_type == "cuda":
+        for name in peak_device_bytes(plan, rank):
+            torch.cuda.reset_peak_memory_stats(torch.device(name))
+    try:
+        # 5 resets the "high water mark" of resident memory (man proc_pid_clear_refs). getrusage
+        # shows it too, but no less than what the process used before it became this program.
+        CLEAR_REFS.write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return peak_resident_bytes() - psutil.Process().memory_info().rss < NEAR_BYTES
 
 
 def peak_device_bytes(plan: RunPlan, rank: int) -> dict[str, int]:

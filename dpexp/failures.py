@@ -49,10 +49,11 @@ def describe(error: BaseException, plan: RunPlan, rank: int, progress: Progress)
     step = progress.current_step()
     full = "".join(traceback.format_exception(error))
     kind, name, message = _classify(error, plan, rank)
+    during = f" of {progress.during}" if progress.during else ""
     where = (
         ""
         if progress.phase == "set-up" or kind in ("config", "interrupted", "nonfinite")
-        else (f" [rank {rank}, step {step}, {progress.phase}]")
+        else (f" [rank {rank}, step {step}, {progress.phase}{during}]")
     )
     if kind == "user_error":
         layer = _layer(error)

@@ -31,6 +31,7 @@ class Progress:
     step: int = -1  # the last one whose batch has come
     phase: str = "set-up"
     partial: RankResult | None = None  # what there was to say when the steps ended early
+    during: str = ""  # what is going on when it is not the run's own steps
 
     def current_step(self) -> int | None:
         """The step at work; while a batch is waited for, the one it is for."""

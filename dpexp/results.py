@@ -39,7 +39,8 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         },
         memory={
             "peak_bytes": [rank.peak_bytes for rank in ranks],
-            "peak_bytes_scope": "resident memory of each rank's process, since it started",
+            "peak_bytes_scope": "resident memory of each rank's process, since "
+            + ("the parity check" if plan.parity_steps else "it started"),
             "peak_device_bytes": {k: v for rank in ranks for k, v in rank.peak_device_bytes.items()}
             or None,
         },

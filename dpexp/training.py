@@ -39,7 +39,7 @@ class Training:
     ) -> None:
         self.loss_of = loss_of
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._scaler = scaler
         self._clip_norm = clip_norm
         self._scheduler = scheduler
@@ -85,7 +85,7 @@ class Training:
         scaler finds its scale; the learning rate then stays.
         """
         strategy.check_gradients(self._parameters)
-        scaler, optimizer = self._scaler, self._optimizer
+        scaler, optimizer = self._scaler, self.optimizer
         if self._clip_norm is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
@@ -105,7 +105,7 @@ class Training:
 
     def forget(self) -> None:
         """Throw the gradients away."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result may not expect."""
@@ -122,4 +122,9 @@ class Training:
     @property
     def learning_rate(self) -> float:
         """Of the first parameter group, for the next update."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss, and so the gradients, are multiplied by before the next update."""
+        return 1.0 if self._scaler is None else self._scaler.get_scale()

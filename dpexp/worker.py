@@ -21,12 +21,13 @@ from dpexp.comm import Comm, connect
 from dpexp.comm_recorder import CommRecorder
 from dpexp.compute import compute_of, peak_of
 from dpexp.config import to_plain
-from dpexp.device import peak_device_bytes, peak_resident_bytes, prepare
+from dpexp.device import forget_peaks, peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
 from dpexp.feed import end_notes
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.metrics import Scoring
 from dpexp.parallel import Strategy
+from dpexp.parity import check_parity
 from dpexp.pause import Pause
 from dpexp.plan import RunPlan
 from dpexp.precision import set_float32
@@ -39,6 +40,7 @@ from dpexp.sinks.tensorboard import code_block
 from dpexp.timing import make_clock
 from dpexp.tracing import take_trace
 from dpexp.tutorial import TutorialPrinter
+from dpexp.uncertainty import within_run
 from dpexp.weights import fingerprint, save_weights
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,9 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
         board.text("config", code_block(_yaml(to_plain(job.plan.config))))
         board.text("environment", code_block(_yaml(job.environment)))
     before_bytes = peak_resident_bytes()
+    parity, notes = _checked(job.plan, comm, device, progress)
     own = _measure(job, comm, device, board, progress)
+    own = replace(own, parity=parity, notes=(*notes, *own.notes))
     # A DDP object that is alive when its process group is destroyed makes the rank abort or hang
     # now and then. _measure has dropped it; cycles in the user's model may still hold it.
     gc.collect()
@@ -87,6 +91,22 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
         board.close()
     comm.close()
     return result
+
+
+def _checked(
+    plan: RunPlan, comm: Comm, device: torch.device, progress: Progress
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """The parity certificate, on rank 0, and what a reader of the result should know of it."""
+    if not plan.parity_steps:
+        return None, ()
+    set_float32(plan.config.precision, device)
+    certificate = check_parity(plan, comm, device, progress)
+    notes = []
+    if certificate is not None and certificate["verdict"] != "pass":
+        notes.append(f"parity: {certificate['verdict']}: {certificate['reason']}")
+    if not forget_peaks(plan, comm.rank):
+        notes.append("the peak of resident memory includes the parity check")
+    return certificate, tuple(notes)
 
 
 def _measure(
@@ -243,6 +263,9 @@ def _rank_result(
         notes=notes,
         model=facts,
         comm=recorder.comm_summary(),
+        uncertainty=within_run(recorder.step_seconds(), recorder.measured_global_rows)
+        if rank == 0
+        else None,
     )
 
 

@@ -80,6 +80,15 @@ def test_what_only_training_has_is_refused_elsewhere(task: Task, key: str, value
     accepted(task=Task.train, **{key: value})
 
 
+@pytest.mark.parametrize("task", [Task.forward, Task.evaluate])
+def test_parity_is_of_training_steps(task: Task) -> None:
+    error = refusal(task=task, check={"parity": True})
+    assert (error.key, error.value, error.fix) == ("check.parity", True, "task=train")
+    for unasked in (None, False):
+        accepted(task=task, check={"parity": unasked})
+    accepted(**TRAIN, check={"parity": True})
+
+
 @pytest.mark.parametrize("task", [Task.forward, Task.train])
 @pytest.mark.parametrize("metric", ["accuracy", {"_target_": "m.f"}])
 def test_a_metric_is_refused_where_nothing_is_evaluated(task: Task, metric: Any) -> None:

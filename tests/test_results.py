@@ -7,6 +7,7 @@ from builders import make_facts, make_plan_for, make_rank_result, make_summary
 
 from dpexp.records import ErrorRecord
 from dpexp.results import assemble, ended_early
+from dpexp.schema import Task
 
 ENVIRONMENT = {"cores": 4}
 
@@ -60,7 +61,15 @@ def test_memory_is_told_per_rank_and_per_device() -> None:
     assert memory is not None
     assert memory["peak_bytes"] == [100, 300]
     assert memory["peak_device_bytes"] == {"cuda:0": 7, "cuda:1": 9}
-    assert "process" in memory["peak_bytes_scope"]
+    assert memory["peak_bytes_scope"].endswith("each rank's process, since it started")
+
+
+def test_the_peak_of_a_checked_run_begins_after_the_check() -> None:
+    plan = make_plan_for(task=Task.train, check={"parity": True})
+    result = assemble(plan, ENVIRONMENT, [make_rank_result(parity={"verdict": "pass"})])
+    assert result.memory is not None
+    assert result.memory["peak_bytes_scope"].endswith("since the parity check")
+    assert result.parity == {"verdict": "pass"}
 
 
 def test_on_a_cpu_there_is_no_device_memory() -> None:

@@ -19,6 +19,7 @@ from dpexp.files import write_whole
 from dpexp.records import SCHEMA, read_run
 from dpexp.report.scaling import Cell, analyse
 from dpexp.report.tables import markdown
+from dpexp.report.waterfall import PARTS
 
 _NUMBER = re.compile(r"(\d+)_")
 
@@ -65,14 +66,15 @@ def _status(cells: list[Cell]) -> str:
 def _csv(cells: list[Cell]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [spec.name for spec in fields(Cell)]
-    writer.writerow(names)
+    names = [spec.name for spec in fields(Cell) if spec.name != "waterfall"]
+    writer.writerow([*names, *(f"lost_to_{part.replace(' ', '_')}_s" for part in PARTS)])
     for cell in cells:
         row = asdict(cell)
-        for name in ("notes", "failures"):
-            row[name] = "; ".join(row[name])
+        row["notes"] = "; ".join(cell.notes)
+        row["failures"] = "; ".join(cell.failures)
         row["folders"] = " ".join(cell.folders)
-        writer.writerow([row[name] for name in names])
+        lost = [None] * len(PARTS) if cell.waterfall is None else cell.waterfall.parts_s.values()
+        writer.writerow([*(row[name] for name in names), *lost])
     return text.getvalue()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from dpexp.report.cells import Run, group_of, members, settings_of
 from dpexp.report.intervals import figures_against, own_figures, samples_of
+from dpexp.report.parity import parity_failed
+from dpexp.report.waterfall import Waterfall, waterfall
 
 _WORST_FIRST = ("interrupted", "failed", "ok", "skipped")
 
@@ -55,6 +57,8 @@ class Cell:
     speedup_scope: str | None = None
     verdict: str | None = None  # whether it is faster than the baseline; None for that itself
     noise_floor: float | None = None  # how much two of its runs differ by chance, as a share
+    parity: str | None = None  # the verdict of the check; of repeats that of the first
+    waterfall: Waterfall | None = None  # where it lost time against the baseline
 
 
 def analyse(runs: dict[str, Run]) -> list[Cell]:
@@ -64,6 +68,7 @@ def analyse(runs: dict[str, Run]) -> list[Cell]:
     `num_devices`. The baseline is the smallest `none` cell, or the strategy's own smallest device
     count where there is no `none`. Under strong scaling the global batch is the same, so the
     ratio of throughputs is T1/Tn; under weak scaling it is the ratio of rows done per second.
+    A cell that failed its parity check has no speed-up, and is no baseline.
 
     Args:
         runs: ``run.json`` data by folder name, in the order of the sweep.
@@ -85,6 +90,7 @@ def _cell(
     failures = [name for name in folders if name not in ok]
     first = [*rated, *ok, *folders][0]
     run = runs[first]
+    broken = next((why for name in ok if (why := parity_failed(runs[name])) is not None), None)
     batch = run.get("batch") or {}
     done = [runs[name] for name in ok or folders]
     p50s = [p50 for each in done if (p50 := _p50(each)) is not None]
@@ -97,7 +103,7 @@ def _cell(
         num_devices=run.get("num_devices"),
         setting=setting,
         status=min((runs[name]["status"] for name in folders), key=_WORST_FIRST.index),
-        reason=_reason(runs[failures[0]]) if failures else None,
+        reason=_reason(runs[failures[0]]) if failures else broken,
         emulated=bool(run.get("emulated")),
         scaling=run.get("scaling"),
         batch_global=batch.get("global"),
@@ -110,7 +116,9 @@ def _cell(
         folders=folders,
         failures=_told(failures, runs) if len(folders) > 1 else (),
         **{"samples_per_s": None, **own_figures([runs[name] for name in rated])},
-        **_against(rated, base, runs),
+        parity=(run.get("parity") or {}).get("verdict"),
+        waterfall=waterfall([runs[n] for n in rated], [runs[n] for n in base]),
+        **_against(() if broken else rated, base, runs),
     )
 
 
@@ -126,7 +134,13 @@ def _against(own: Sequence[str], base: Sequence[str], runs: dict[str, Run]) -> d
 def _baseline(run: Run, rated: Sequence[tuple[str, ...]], runs: dict[str, Run]) -> tuple[str, ...]:
     """The runs with a rate of the cell that `run`'s cell is compared with; () if there is none."""
     group = group_of(run)
-    peers = [folders for folders in rated if folders and group_of(runs[folders[0]]) == group]
+    peers = [
+        folders
+        for folders in rated
+        if folders
+        and group_of(runs[folders[0]]) == group
+        and all(parity_failed(runs[name]) is None for name in folders)
+    ]
     singles = [folders for folders in peers if runs[folders[0]]["parallel"] == "none"]
     own = [folders for folders in peers if runs[folders[0]]["parallel"] == run["parallel"]]
     return min(singles or own, key=lambda each: int(runs[each[0]]["num_devices"]), default=())

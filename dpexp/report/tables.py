@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpexp.records import DP_PARTS, PHASES
 from dpexp.report.intervals import interval_lines, with_interval
+from dpexp.report.losses import loss_lines, loss_table
 from dpexp.report.scaling import Cell
 
 HEADER = (
@@ -40,13 +40,13 @@ def cell_row(cell: Cell) -> tuple[str, ...]:
     return (
         cell.folder.split("_")[0],
         cell.parallel + (" emulated" if cell.emulated else ""),
-        _number(cell.num_devices, "d"),
-        _number(cell.batch_global, "d"),
-        _number(cell.batch_per_device, "d"),
-        _number(cell.samples_per_s, ",.0f"),
+        number(cell.num_devices, "d"),
+        number(cell.batch_global, "d"),
+        number(cell.batch_per_device, "d"),
+        number(cell.samples_per_s, ",.0f"),
         "–" if cell.step_p50_s is None else f"{cell.step_p50_s * 1e3:.3f}",
         with_interval(cell),
-        _number(cell.efficiency, ".0%"),
+        number(cell.efficiency, ".0%"),
         _status(cell),
     )
 
@@ -71,7 +71,7 @@ def print_scaling(cells: Sequence[Cell], console: Console) -> None:
     for cell in cells:
         table.add_row(*(escape(text) for text in cell_row(cell)))
     console.print(table)
-    for line in (*settings(cells), *interval_lines(cells), *reasons(cells)):
+    for line in (*settings(cells), *loss_lines(cells), *interval_lines(cells), *reasons(cells)):
         console.print(escape(line), soft_wrap=True, highlight=False)
 
 
@@ -92,6 +92,8 @@ def reasons(cells: Sequence[Cell]) -> list[str]:
             lines.extend(first_line(failure) for failure in cell.failures)
         elif cell.status != "ok":
             lines.append(f"{cell.folder}: {cell.status}: {first_line(cell.reason)}")
+        elif cell.reason is not None:
+            lines.append(f"{cell.folder}: no speed-up: {first_line(cell.reason)}")
     failed = sum(cell.status == "failed" for cell in cells)
     if failed:
         some = " (or some of their repeats)" if any(cell.failures for cell in cells) else ""
@@ -129,6 +131,14 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
         lines += ["", _cell_text(line)]
     for line in interval_lines(cells):
         lines += ["", _cell_text(line)]
+    lost = loss_table(cells)
+    if lost:
+        lines += ["", "## Where the time went", ""]
+        lines += [
+            "Milliseconds of a step against the baseline's; the parts add up to the loss.",
+            "",
+        ]
+        lines += [*lost, "", *(f"- {_cell_text(line)}" for line in loss_lines(cells))]
     bad = reasons(cells)
     if bad:
         lines += ["", "## Remarks on cells", "", *(f"- {_cell_text(line)}" for line in bad)]
@@ -150,26 +160,6 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
     return "\n".join(lines)
 
 
-def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
-    """A single run's summary: where the time of a step went."""
-    timing = run.get("timing") or {}
-    console.print(escape(_run_title(run)), soft_wrap=True, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("phase")
-    for head in ("mean ms", "p50 ms", "p95 ms", "max ms"):
-        table.add_column(head, justify="right")
-    for phase in ("step", *PHASES):
-        _phase_row(table, phase, timing.get(phase))
-        if phase == "forward":
-            for part in DP_PARTS:
-                if part in timing:
-                    _phase_row(table, f"  {part}", timing[part])
-    console.print(table)
-    console.print(escape(_run_summary(run)), soft_wrap=True, highlight=False)
-    for line in pointers("folder", folder, folder):
-        console.print(escape(line), soft_wrap=True, highlight=False)
-
-
 def pointers(what: str, path: Path, board: Path) -> list[str]:
     """Where to look next: a path and a command that can be pasted from this folder."""
     beside = Path(sys.executable).parent / "tensorboard"
@@ -186,56 +176,6 @@ def _near(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _phase_row(table: Table, name: str, summary: dict[str, Any] | None) -> None:
-    if summary is None:
-        return
-    keys = ("mean_s", "p50_s", "p95_s", "max_s")
-    cells = ("–" if summary[key] is None else f"{summary[key] * 1e3:.4f}" for key in keys)
-    table.add_row(name, *cells)
-
-
-def _run_title(run: dict[str, Any]) -> str:
-    emulated = ", emulated" if run["emulated"] else ""
-    steps = run["steps"]
-    return (
-        f"{run['label']} on {run['device']}{emulated}: {steps['measured']} measured steps "
-        f"after {steps['warmup']} of warm-up"
-    )
-
-
-def _run_summary(run: dict[str, Any]) -> str:
-    batch, throughput = run["batch"], run["throughput"]
-    parts = [
-        f"batch {batch['global']} rows, {batch['per_device']} per device",
-        f"{_number(throughput['samples_per_s'], ',.0f')} samples/s over all devices",
-        f"{run['samples_seen']} samples seen",
-        f"peak memory {max(run['memory']['peak_bytes']) / 2**20:.0f} MiB per process",
-    ]
-    if run["loss"] is not None and run["loss"]["first"] is not None:
-        parts.append(f"loss {run['loss']['first']:.4g} to {_number(run['loss']['last'], '.4g')}")
-    if run["metric"] is not None:
-        metric = run["metric"]
-        figure = _number(metric["value"], ".6g")
-        parts.append(f"{metric['name']} {figure} over {metric['samples']} samples")
-    return "; ".join([*parts, *_efficiency(run)])
-
-
-def _efficiency(run: dict[str, Any]) -> list[str]:
-    """MFU and energy, where they are known."""
-    compute, energy, parts = run.get("compute") or {}, run.get("energy") or {}, []
-    if compute.get("mfu") is not None:
-        least = "at least " if compute["flops_at_least"] else ""
-        each = compute["achieved_flops_per_s_per_device"] / 1e9
-        parts.append(
-            f"MFU {least}{100 * compute['mfu']:.3g} % ({each:.3g} GFLOP/s of the model per device, "
-            f"{compute['peak_source']} peak "
-            f"{compute['peak_flops_per_s_per_device'] / 1e9:.3g} GFLOP/s)"
-        )
-    if energy.get("per_sample_j") is not None:
-        parts.append(f"{energy['per_sample_j']:.3g} J per sample")
-    return parts
-
-
 def _status(cell: Cell) -> str:
     """The status; of a cell with repeats how many of them ended well."""
     if len(cell.folders) < 2 or not cell.repeats:
@@ -250,7 +190,8 @@ def _number_of(folder: str) -> tuple[int, str]:
     return (int(number) if number.isdigit() else 0, folder)
 
 
-def _number(value: float | None, form: str, unit: str = "") -> str:
+def number(value: float | None, form: str, unit: str = "") -> str:
+    """A figure as text, a dash for none."""
     return "–" if value is None else f"{value:{form}}{unit}"
 
 

@@ -259,3 +259,32 @@ def test_a_configuration_typed_twice_is_compared_with_itself() -> None:
     (base, cell) = analyse(same)
     assert (base.folder, cell.folder, cell.baseline) == ("0_none_n1", "1_none_n1", "0_none_n1")
     assert cell.verdict == "no measurable difference"
+
+
+# Cells whose steps are not those of a single device
+
+BROKEN = {"verdict": "fail", "reason": "losses differ"}
+
+
+def test_a_cell_that_failed_parity_has_a_rate_but_no_speed_up() -> None:
+    cells = analyse({"0_none_n1": run(), "1_ddp_n2": run("ddp", 2, 180.0, parity=BROKEN)})
+    assert figures(cells)["1_ddp_n2"] == (None, None, "0_none_n1")
+    assert cells[1].samples_per_s == 180.0
+    assert cells[1].reason == "parity failed: losses differ"
+
+
+def test_a_cell_that_failed_parity_is_no_baseline() -> None:
+    cells = analyse(
+        {
+            "0_none_n1": run(parity=BROKEN),
+            "1_ddp_n1": run("ddp", 1, 50.0, parity={"verdict": "pass"}),
+            "2_ddp_n2": run("ddp", 2, 75.0, parity={"verdict": "unknown"}),
+            "3_dp_n2": run("dp", 2, 75.0, parity=BROKEN),
+        }
+    )
+    assert figures(cells) == {
+        "0_none_n1": (None, None, None),
+        "1_ddp_n1": (1.0, 1.0, "1_ddp_n1"),
+        "2_ddp_n2": (1.5, 0.75, "1_ddp_n1"),
+        "3_dp_n2": (None, None, None),
+    }

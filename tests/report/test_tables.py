@@ -236,3 +236,16 @@ def test_a_run_without_measured_steps_shows_dashes() -> None:
     (row,) = [line.split() for line in shown.splitlines() if line.split()[:1] == ["step"]]
     assert row == ["step", "–", "–", "–", "–"]
     assert "– samples/s over all devices" in shown
+
+
+def test_a_cell_without_speed_up_says_why() -> None:
+    cell = replace(CELL, speedup=None, efficiency=None, reason="parity failed: losses differ")
+    assert "1_dp_n2: no speed-up: parity failed: losses differ" in printed(
+        120, print_scaling, [cell]
+    )
+
+
+def test_a_checked_run_shows_its_certificate() -> None:
+    broken = {"verdict": "fail", "reason": "losses differ", "steps": 3}
+    assert "parity: fail (3 steps): losses differ" in shown_run(parity=broken)
+    assert "parity" not in shown_run()

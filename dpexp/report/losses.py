@@ -1,0 +1,47 @@
+"""Where the efficiency of a sweep's cells went, in words and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpexp.report.scaling import Cell
+from dpexp.report.waterfall import PARTS, Waterfall
+
+SMALLEST = 0.01  # of a step; smaller parts are in the table only
+
+
+def loss_lines(cells: Sequence[Cell]) -> list[str]:
+    """One line per cell that is compared with another: its largest losses first."""
+    return [
+        f"{cell.folder}: {_loss(cell.waterfall)}"
+        for cell in cells
+        if cell.waterfall is not None and cell.folder != cell.baseline
+    ]
+
+
+def _loss(fall: Waterfall) -> str:
+    shares = {part: fall.share(part) for part in PARTS}
+    told = sorted(
+        (part for part in PARTS[:-1] if abs(shares[part]) >= SMALLEST), key=lambda p: -shares[p]
+    )
+    parts = ", ".join(f"{part} {shares[part]:.0%}" for part in told) or "no part above 1%"
+    whole = fall.loss_s / fall.step_s
+    return f"{whole:.0%} of a step is lost: {parts}; unexplained {shares['residual']:.0%}"
+
+
+def loss_table(cells: Sequence[Cell]) -> list[str]:
+    """A Markdown table in milliseconds per step; the parts of a row add up to its loss."""
+    falls = [
+        (cell, cell.waterfall)
+        for cell in cells
+        if cell.waterfall is not None and cell.folder != cell.baseline
+    ]
+    if not falls:
+        return []
+    heads = ("cell", "step", "ideal", "loss", *PARTS)
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for cell, fall in falls:
+        figures = (fall.step_s, fall.ideal_s, fall.loss_s, *(fall.parts_s[p] for p in PARTS))
+        texts = [f"{figure * 1e3:.3f}" for figure in figures]
+        lines.append("| " + " | ".join([cell.folder, *texts]) + " |")
+    return lines
