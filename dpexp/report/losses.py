@@ -24,9 +24,14 @@ def _loss(fall: Waterfall) -> str:
     told = sorted(
         (part for part in PARTS[:-1] if abs(shares[part]) >= SMALLEST), key=lambda p: -shares[p]
     )
-    parts = ", ".join(f"{part} {shares[part]:.0%}" for part in told) or "no part above 1%"
-    whole = fall.loss_s / fall.step_s
-    return f"{whole:.0%} of a step is lost: {parts}; unexplained {shares['residual']:.0%}"
+    parts = ", ".join(f"{part} {_percent(shares[part])}" for part in told) or "no part above 1%"
+    whole, rest = _percent(fall.loss_s / fall.step_s), _percent(shares["residual"])
+    return f"{whole} of a step is lost: {parts}; unexplained {rest}"
+
+
+def _percent(share: float) -> str:
+    text = f"{share:.0%}"
+    return "0%" if text == "-0%" else text
 
 
 def loss_table(cells: Sequence[Cell]) -> list[str]:

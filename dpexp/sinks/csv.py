@@ -17,7 +17,7 @@ from dpexp.sinks.base import Sink
 _SIMPLE = StepRecord._fields[:-1]  # all but replica_rows, which becomes one column per replica
 
 
-_COMM = ("comm_exposed_s", "comm_overlapped_s", "comm_arrival_s", "comm_bytes")
+_COMM = ("comm_exposed_s", "comm_overlapped_s", "comm_bytes")
 _REAL = ("loss", "learning_rate")
 
 
@@ -50,6 +50,7 @@ def _line(record: StepRecord) -> str:
         record.scatter_s is None,
         record.comm_exposed_s is None,
         record.straggler_wait_s is None,
+        record.comm_arrival_s is None,
         record.bus_bytes_per_s is None,
         record.loss is None,
         record.learning_rate is None,
@@ -64,6 +65,7 @@ def _template(
     no_parts: bool,
     no_comm: bool,
     no_waiting: bool,
+    no_arrival: bool,
     no_bus: bool,
     no_loss: bool,
     no_rate: bool,
@@ -74,6 +76,7 @@ def _template(
         *((f"{part}_s" for part in DP_PARTS) if no_parts else ()),
         *(_COMM if no_comm else ()),
         *(("straggler_wait_s",) if no_waiting else ()),
+        *(("comm_arrival_s",) if no_arrival else ()),
         *(("bus_bytes_per_s",) if no_bus else ()),
         *(("loss",) if no_loss else ()),
         *(("learning_rate",) if no_rate else ()),
