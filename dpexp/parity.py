@@ -64,7 +64,6 @@ def _replayed(
     clock, shapes = make_clock(device), ShapeLog(first_replica=comm.rank)
     cell = put_together(quiet, comm, device, clock, shapes)
     switched_off = switch_off(cell.model, batch_norm=not quiet.config.prepare.sync_batchnorm)
-    # With what the run is, not with what is replayed: the certificate says if it was compiled.
     judge = Judge(plan, device) if comm.rank == 0 else None
     work = work_of(cell, quiet, comm, clock, shapes, progress)
     parameters = list(cell.model.named_parameters())

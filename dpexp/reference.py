@@ -153,12 +153,12 @@ class Reference:
     """A single device's model and optimizer, built with the seed of the run.
 
     Args:
-        plan: of the run; see :func:`alone`.
+        plan: of the run; see :func:`undisturbed` and :func:`alone`.
         batch_norm: as of :func:`switch_off`.
     """
 
     def __init__(self, plan: RunPlan, device: torch.device, *, batch_norm: bool) -> None:
-        self._plan, self._device = alone(plan), device
+        self._plan, self._device = alone(undisturbed(plan)), device
         comm, clock, shapes = LocalComm(), make_clock(device), ShapeLog()
         with aside(device):
             self._built = put_together(self._plan, comm, device, clock, shapes)

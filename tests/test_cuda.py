@@ -131,3 +131,24 @@ def test_two_cuda_devices_give_the_weights_of_one(parallel: str, workdir: Path) 
     two = dpexp.run([*options, "num_devices=2", f"parallel={parallel}"])
     for name, expected in weights(one).items():
         torch.testing.assert_close(weights(two)[name], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["none", "dp", "ddp", "fsdp"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_the_steps_of_one_cuda_device_pass_the_parity_check(
+    parallel: str, precision: str, workdir: Path
+) -> None:
+    options = [*MLP, "num_devices=1", "device=cuda", "check.parity=true", "accumulate=2"]
+    run = dpexp.run([*options, f"parallel={parallel}", f"precision={precision}"])
+    assert run.result.parity is not None
+    assert run.result.parity["verdict"] == "pass", run.result.parity
+
+
+def test_the_peak_of_a_devices_memory_begins_after_the_parity_check(workdir: Path) -> None:
+    def peak(parity: str) -> int:
+        wide = [*MLP, "model.widths=[5,2000,2000,2]", "device=cuda"]
+        memory = dpexp.run([*wide, f"check.parity={parity}"]).result.memory
+        assert memory is not None
+        return int(memory["peak_device_bytes"]["cuda:0"])
+
+    assert peak("true") == pytest.approx(peak("false"), rel=0.05)

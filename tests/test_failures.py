@@ -75,6 +75,14 @@ def test_an_error_of_the_user_says_what_where_and_in_which_step() -> None:
     assert record.traceback.startswith("Traceback (most recent call last):")
 
 
+def test_a_step_that_is_not_the_runs_own_says_of_what_it_is() -> None:
+    error = caught_from(raising(ValueError("boom")))
+    progress = Progress(2, "backward", during="the parity check")
+    assert describe(error, ONE, 0, progress).message == (
+        "ValueError: boom [rank 0, step 2, backward of the parity check]"
+    )
+
+
 def test_in_set_up_no_step_is_named() -> None:
     record = record_of(raising(ValueError("boom")), step=-1, phase="set-up")
     assert (record.message, record.step) == ("ValueError: boom", None)

@@ -105,6 +105,11 @@ def test_a_difference_that_rounding_explains_passes(name: str) -> None:
     assert replay.verdict() == ("pass", None)
 
 
+def test_a_run_that_is_compiled_says_that_the_check_was_not() -> None:
+    assert Replay(prepare={"compile": True}).judge.certificate([])["without_compile"] is True
+    assert Replay().judge.certificate([])["without_compile"] is False
+
+
 def test_each_step_is_judged_from_the_weights_that_the_run_had() -> None:
     replay = Replay()
     replay.step(0, weight=1.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -206,6 +207,14 @@ def test_a_run_ends_with_the_same_bits_with_and_without_the_check(
     assert checked.result.model["final_sha256"] == plain.result.model["final_sha256"]
     assert column(checked, "loss") == column(plain, "loss")
     assert column(checked, "step") == [0, 1, 2, 3]
+
+
+def test_the_peak_of_memory_is_that_of_the_timed_run(run: Runs) -> None:
+    memory = run(*CHECKED, *EVERY["ddp on 2"], *MLP).result.memory
+    assert memory is not None
+    assert memory["peak_bytes_scope"].endswith("since the parity check")
+    if sys.platform == "linux":
+        assert run(*CHECKED, *EVERY["ddp on 2"], *MLP).result.notes == []
 
 
 def test_it_is_not_asked_for_unless_asked_for(run: Runs) -> None:

@@ -23,7 +23,7 @@ def reference(target: str = "torch.nn.Linear", **config: object) -> Reference:
     if target == "torch.nn.Linear":
         node |= {"in_features": 5, "out_features": 2}
     plan = make_plan_for("ddp", 2, **{"task": Task.train, "model": node, **config})
-    return Reference(undisturbed(plan), CPU, batch_norm=True)
+    return Reference(plan, CPU, batch_norm=True)
 
 
 def batch(rows: int = 10) -> Inputs:
@@ -174,6 +174,11 @@ def test_the_update_is_the_optimizers() -> None:
     single.update()
     torch.testing.assert_close(weight.detach(), expected)
     assert weight.grad is None
+
+
+def test_it_is_not_compiled_even_if_the_run_is() -> None:
+    single = reference(prepare={"compile": True})
+    assert single._built.model._compiled_call_impl is None
 
 
 def test_it_tells_whether_it_would_get_the_same_rows_itself() -> None:
