@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from builders import make_facts, make_plan_for
+
+from dpexp import device
 
 linux = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="only Linux can let a peak begin anew"
@@ -65,3 +69,18 @@ def test_a_peak_of_resident_memory_stays_until_it_is_forgotten() -> None:
 
 def test_where_a_peak_cannot_be_forgotten_that_is_told() -> None:
     assert ran(ELSEWHERE) == "False\n"
+
+
+@pytest.mark.parametrize(("strategy", "rank", "expected"), [("dp", 0, [1, 2]), ("ddp", 1, [2])])
+def test_the_peaks_of_a_ranks_own_cuda_devices_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, rank: int, expected: list[int]
+) -> None:
+    forgotten: list[int] = []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda index: 7)
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda device: forgotten.append(device.index)
+    )
+    facts = make_facts(accelerator="cuda", num_accelerators=3, nccl=True)
+    plan = make_plan_for(strategy, 2, facts=facts, device="cuda:1")
+    device.forget_peaks(plan, rank)
+    assert forgotten == expected

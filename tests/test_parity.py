@@ -104,9 +104,9 @@ def test_the_steps_of_a_run_are_those_of_a_single_device(run: Runs, case: str, s
     assert found["verdict"] == "pass", found
     assert found["steps"] >= 1
     assert found["initial_weights_identical"] is True
-    shares = [found[kind]["share"] for kind in ("loss", "gradients", "weights")]
-    # The bounds are no closer than they have to be, so rounding uses but a part of them.
-    assert max(shares) < 0.5
+    # The bounds leave room: rounding uses but a part of them. (Not of a weight under Adam, which
+    # may move in either direction where its gradient is nothing but rounding.)
+    assert max(found[kind]["share"] for kind in ("loss", "gradients")) < 0.5
 
 
 def test_one_device_without_micro_batches_is_its_own_reference(run: Runs) -> None:

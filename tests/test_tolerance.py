@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from dpexp.tolerance import (
     FP16_SPACING,
+    LARGEST_CHANGE,
     PART,
     SINGLE,
     UNIT_ROUNDOFF,
@@ -110,17 +112,37 @@ def test_plain_descent_carries_a_gradients_error_over_by_the_learning_rate() -> 
     assert third == pytest.approx(8 * U + 12e-7)
 
 
-def test_a_normalising_optimizer_may_move_an_entry_of_rounding_by_two_learning_rates() -> None:
+def test_a_normalising_optimizer_may_move_an_entry_of_rounding_in_any_direction() -> None:
     gradient = np.array([1.0, 1e-5, 0.0])
     allowed = weight_tolerance(0.0, gradient, 1e-6, 0.1, 0, normalises=True)
-    # 4 * 1e-6 / 1; 4 * 1e-6 / 1e-5 = 0.4; no more than 2; times the rate. What plain descent would
+    # 4 * 1e-6 / 1; 4 * 1e-6 / 1e-5 = 0.4; no more than 3; times the rate. What plain descent would
     # carry over, 4 * 0.1 * 1e-6, is added.
-    assert allowed == pytest.approx([4e-7 + 4e-7, 0.04 + 4e-7, 0.2 + 4e-7])
+    assert allowed == pytest.approx([4e-7 + 4e-7, 0.04 + 4e-7, 0.3 + 4e-7])
+    fourth = weight_tolerance(0.0, gradient, 1e-6, 0.1, 3, normalises=True)
+    assert fourth == pytest.approx([8e-7 + 16e-7, 0.08 + 16e-7, 0.3 + 16e-7])
 
 
 def test_a_weight_in_a_shorter_format_is_rounded_to_it() -> None:
     allowed = weight_tolerance(1.0, None, 0.0, 0.1, 0, normalises=False, roundoff=2.0**-8)
     assert allowed == 8 / 256
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 30])
+def test_adam_never_moves_an_entry_by_more_than_half_of_the_largest_change(steps: int) -> None:
+    # The gradients that move it most: each in proportion to its weight in the mean of gradients
+    # over its weight in the mean of squares.
+    age = np.arange(steps)[::-1]
+    in_mean, in_squares = 0.9**age, 0.999**age
+    gradients = torch.tensor(in_mean / in_squares)
+    weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+    optimizer = torch.optim.Adam([weight], lr=1.0, eps=0.0)
+    for gradient in gradients:
+        before = weight.item()
+        weight.grad = gradient.clone()
+        optimizer.step()
+    expected = math.sqrt((in_mean**2 / in_squares).sum() * in_squares.sum()) / in_mean.sum()
+    assert before - weight.item() == pytest.approx(expected)
+    assert 1.0 - 1e-9 <= expected <= LARGEST_CHANGE / 2
 
 
 # Differences
