@@ -109,7 +109,7 @@ def _step(
     strategy.check_gradients([p for _, p in parameters if p.requires_grad])
     strategy.agree()
     assert loss is not None
-    divisor = getattr(strategy, "loss_divisor", comm.world_size)
+    divisor = strategy.loss_divisor
     summed = comm.sum(loss.detach().reshape(1).to("cpu", torch.float64)).item() / divisor
     if judge is not None and brought is not None:
         judge.take(batch.step, [piece for piece in brought if piece[1]], _unpacked, summed)
