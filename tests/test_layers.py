@@ -30,6 +30,7 @@ LAYERS: dict[int, list[str]] = {
         "records",
         "stats",
         "stragglers",
+        "uncertainty",
     ],
     1: [
         "schema",
@@ -38,6 +39,7 @@ LAYERS: dict[int, list[str]] = {
         "config",
         "bounds",
         "check",
+        "check_measuring",
         "schedule",
         "plan",
         "results",
