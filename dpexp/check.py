@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from dpexp.bounds import check_bounds
+from dpexp.check_measuring import check_measuring
 from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.extras import refuse_missing
 from dpexp.schema import OPTIONS, CommHook, CompileMode, Config, Preload, StrategyName, Task
@@ -73,6 +74,7 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
     _check_model(config)
     _check_loader(config)
     _check_entries(config)
+    check_measuring(config)
 
 
 def _check_length(config: Config, in_sweep: bool) -> None:

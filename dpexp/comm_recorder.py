@@ -166,7 +166,7 @@ class CommRecorder:
             step_s = steps.phases_s.sum(axis=1)
             self._stragglers.add(late[:, measured], all_legs[:, measured], step_s[measured])
         last: Floats = np.fmax.reduce(arrivals, axis=0) + offset_s
-        return last
+        return np.where(np.isnan(ready), np.nan, last)  # nobody waits where it does not take part
 
     def _late(self, arrivals: Floats) -> Floats:
         """How much later than the first rank each came to a step's meetings: [ranks, steps]."""

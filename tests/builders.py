@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from threading import Barrier
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,8 @@ from dpexp.schema import NESTED, Config
 from dpexp.shapes import ShapeLog
 from dpexp.sinks import Sink
 from dpexp.timing import Clock
+
+Result = TypeVar("Result")
 
 
 @cache
@@ -230,6 +234,70 @@ class _PlayedComm(FakeComm):
         own = self._ranks.brought[self.rank]
         own.append(value)
         return [each[len(own) - 1] for each in self._ranks.brought if len(each) >= len(own)]
+
+
+def together(
+    world_size: int, part: Callable[[Comm], Result], offsets_s: Sequence[float] | None = None
+) -> list[Result]:
+    """What each of several ranks comes to: threads that meet as processes would.
+
+    Args:
+        part: what a rank does with its communicator.
+        offsets_s: how far ahead of rank 0's clock each one's is, known without an error.
+    """
+    meeting = _Meeting(world_size)
+    offsets_s = offsets_s or [0.0] * world_size
+
+    def play(rank: int) -> Result:
+        try:
+            return part(_MeetingComm(meeting, rank, offsets_s[rank]))
+        except BaseException:
+            meeting.barrier.abort()  # nobody shall wait for this one
+            raise
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(play, range(world_size)))
+
+
+class _Meeting:
+    def __init__(self, world_size: int) -> None:
+        self.barrier = Barrier(world_size)
+        self.brought: list[Any] = [None] * world_size
+
+
+class _MeetingComm(FakeComm):
+    def __init__(self, meeting: _Meeting, rank: int, offset_s: float) -> None:
+        super().__init__(rank, len(meeting.brought))
+        self._meeting = meeting
+        self._offset_s = offset_s
+
+    def gather(self, value: Any) -> list[Any] | None:
+        met = self._meet(value)
+        return met if self.rank == 0 else None
+
+    def exchange(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._meet(values))
+
+    def clock(self) -> ClockOffset:
+        return ClockOffset(self._offset_s, 0.0)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._meet(values)).sum(dim=0)
+
+    def max(self, value: float) -> float:
+        return max(self._meet(value))
+
+    def extent(self, values: Sequence[float]) -> tuple[list[float], list[float]]:
+        columns = list(zip(*self._meet(list(values)), strict=True))
+        return [min(column) for column in columns], [max(column) for column in columns]
+
+    def _meet(self, value: Any) -> list[Any]:
+        meeting = self._meeting
+        meeting.brought[self.rank] = value
+        meeting.barrier.wait(timeout=60)
+        met = list(meeting.brought)
+        meeting.barrier.wait(timeout=60)  # nobody brings the next before all have seen this
+        return met
 
 
 class TickClock(Clock[int]):

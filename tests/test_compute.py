@@ -26,7 +26,7 @@ from dpexp.anatomy.data import Figure
 from dpexp.compute import achieved_flops_per_s, compute_of, flops_facts, mfu, peak_of, rate_facts
 from dpexp.peak import devices_of, fastest, measured_peak, peak_note, product_flops, share_of
 from dpexp.plan import RunPlan
-from dpexp.report.tables import print_run
+from dpexp.report.single import print_run
 from dpexp.schema import Precision
 
 KNOWN = {"flops_per_step": 6000, "flops_reason": "", "flops_at_least": False}

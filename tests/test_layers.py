@@ -41,6 +41,7 @@ LAYERS: dict[int, list[str]] = {
         "config",
         "bounds",
         "check",
+        "check_measuring",
         "schedule",
         "plan",
         "repeats",

@@ -11,8 +11,9 @@ from builders import FakeComm, ListSink, TickClock, make_plan_for
 
 from dpexp import timing
 from dpexp.errors import NonFiniteLossError
-from dpexp.recorder import Recorder, Row
+from dpexp.recorder import Recorder
 from dpexp.records import PHASES, StepRecord
+from dpexp.rows import Row
 from dpexp.schema import Task
 
 # Seconds of the six phases of a step, in their order: together 21 s.

@@ -28,6 +28,12 @@ STRATEGIES = {"none": NONE, "dp": DP2, "ddp": DDP2}
 
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "other")
 DP_PARTS = ("scatter", "replicate", "parallel_apply", "gather")
+# What a training step's communication adds; a single process waits for nobody.
+COMM_PARTS = {
+    "none": (),
+    "dp": ("comm_exposed", "comm_overlapped"),
+    "ddp": ("comm_exposed", "comm_overlapped", "straggler_wait"),
+}
 
 # Schema 1 of the contract.
 KEYS = {
@@ -52,7 +58,10 @@ KEYS = {
     "memory",
     "loss",
 }
-OWN_KEYS = {"timing_rank", "model", "ranks", "notes", "metric", "batch_search"}
+OWN_KEYS = {
+    "timing_rank", "model", "ranks", "notes", "metric", "batch_search", "repeat", "uncertainty",
+    "comm", "stragglers", "parity", "compute", "energy", "machine", "injected",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +151,12 @@ def test_a_run_leaves_exactly_the_files_of_the_contract(
     assert len(board) == 1
     own = {".hydra", "run.json", "shapes.csv", "dpexp.log"}
     assert names - board == own | {f"steps.rank{rank}.csv" for rank in range(ranks)}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_training_on_several_devices_leaves_a_timeline_too(run: Runner, strategy: str) -> None:
+    names = {path.name for path in run(*TRAIN, *STRATEGIES[strategy]).folder.iterdir()}
+    assert ("timeline.json" in names) == (strategy != "none")
 
 
 def test_the_hydra_folder_has_the_composed_config_and_the_overrides(run: Runner) -> None:
@@ -263,7 +278,7 @@ def test_run_json_says_what_was_run(run: Runner, strategy: str, expected: dict[s
 def test_run_json_summarizes_the_measured_steps_of_every_phase(trained: dpexp.Run) -> None:
     timing = record(trained)["timing"]
     parts = DP_PARTS if trained.result.parallel == "dp" else ()
-    assert set(timing) == {"step", *PHASES, *parts}
+    assert set(timing) == {"step", *PHASES, *parts, *COMM_PARTS[trained.result.parallel]}
     for phase, summary in timing.items():
         assert set(summary) == {"mean_s", "p50_s", "p95_s", "min_s", "max_s", "count"}, phase
         assert summary["count"] == 8
@@ -451,7 +466,10 @@ def test_the_event_file_has_the_tags_of_the_contract(trained: dpexp.Run) -> None
     tags = set(events(trained).Tags()["scalars"])
     parts = DP_PARTS if trained.result.parallel == "dp" else ()
     replicas = range(trained.result.num_devices)
-    expected = {f"time/{phase}_ms" for phase in ("step", *PHASES, *parts)}
+    comm = COMM_PARTS[trained.result.parallel]
+    expected = {f"time/{phase}_ms" for phase in ("step", *PHASES, *parts, *comm)}
+    if comm:
+        expected |= {"comm/bytes_per_step", "comm/bus_gb_per_s"}
     expected |= {"throughput/samples_per_s", "memory/peak_mib"}
     expected |= {"loss/train", "optimizer/learning_rate"}
     expected |= {"shape/global_rows", *(f"shape/replica_{i}_rows" for i in replicas)}
@@ -464,7 +482,7 @@ def test_the_event_file_says_the_same_as_the_csv(trained: dpexp.Run) -> None:
     def scalars(tag: str) -> list[float]:
         return [event.value for event in board.Scalars(tag)]
 
-    for phase in ("step", *PHASES):
+    for phase in ("step", *PHASES, *COMM_PARTS[trained.result.parallel]):
         milliseconds = [float(row[f"{phase}_s"]) * 1e3 for row in rows]
         assert scalars(f"time/{phase}_ms") == pytest.approx(milliseconds, rel=1e-6)
     rate = [int(row["global_rows"]) / float(row["step_s"]) for row in rows]

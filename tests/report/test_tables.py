@@ -12,11 +12,11 @@ from builders import make_run_result, make_summary
 from rich.console import Console
 
 from dpexp.report.scaling import Cell
+from dpexp.report.single import print_run
 from dpexp.report.tables import (
     HEADER,
     cell_row,
     markdown,
-    print_run,
     print_scaling,
     reasons,
     scaling_title,

@@ -28,6 +28,12 @@ COLUMNS = [
     "replicate_s",
     "parallel_apply_s",
     "gather_s",
+    "comm_exposed_s",
+    "comm_overlapped_s",
+    "straggler_wait_s",
+    "comm_arrival_s",
+    "comm_bytes",
+    "bus_bytes_per_s",
     "loss",
     "learning_rate",
     "peak_bytes",
@@ -73,6 +79,12 @@ def test_a_step_without_loss_and_dp_parts_leaves_those_cells_empty(path: Path) -
             "replicate_s": "",
             "parallel_apply_s": "",
             "gather_s": "",
+            "comm_exposed_s": "",
+            "comm_overlapped_s": "",
+            "straggler_wait_s": "",
+            "comm_arrival_s": "",
+            "comm_bytes": "",
+            "bus_bytes_per_s": "",
             "loss": "",
             "learning_rate": "",
             "peak_bytes": str(64 * 2**20),
@@ -100,6 +112,25 @@ def test_a_dp_step_has_its_parts_its_loss_and_the_rows_of_each_device(path: Path
     assert parts == ["0.0001", "0.0002", "0.0003", "0.0004"]
     assert (row["loss"], row["learning_rate"], row["warmup"]) == ("6", "0.1", "0")
     assert [row[f"replica_{i}_rows"] for i in range(4)] == ["3", "3", "3", "0"]
+
+
+def test_what_the_collectives_of_a_step_cost_is_in_its_row(path: Path) -> None:
+    sink = CsvSink(path, 1)
+    costs = {
+        "comm_exposed_s": 0.0025,
+        "comm_overlapped_s": 0.0,
+        "straggler_wait_s": 0.125,
+        "comm_arrival_s": 1.5e-7,
+        "comm_bytes": 2**33 + 1,
+        "bus_bytes_per_s": 1.25e9,
+    }
+    sink.write([make_record(**costs), make_record(**{**costs, "straggler_wait_s": None})])
+    sink.close()
+    first, second = rows_of(path)
+    assert [first[name] for name in costs] == [
+        "0.0025", "0", "0.125", "1.5e-07", "8589934593", "1.25e+09",
+    ]  # fmt: skip
+    assert second["straggler_wait_s"] == ""  # nobody to wait for is not a wait of 0 s
 
 
 def test_steps_with_and_without_a_loss_may_follow_each_other(path: Path) -> None:

@@ -1,0 +1,296 @@
+"""The communication of steps whose every mark the test sets: whole seconds of one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import FakeComm, TickClock, together
+
+from dpexp.comm import Comm
+from dpexp.comm_recorder import TIMELINE_STEPS, CommRecorder, StepComm, Steps
+from dpexp.parallel.collectives import Collective
+from dpexp.rows import phase_spans
+
+# Begin, then the ends of data, transfer, forward, backward, optimizer and other.
+MARKS = [0, 1, 2, 10, 30, 32, 33]
+Bucket = tuple[float, float]
+
+
+def buckets(*spans: Bucket, num_bytes: int = 600, backward: bool = True) -> list[Collective]:
+    """All-reduces of two ranks, where a ring moves as many bytes as there are."""
+    return [
+        Collective("all_reduce", num_bytes, float(num_bytes), backward, ready, end)
+        for ready, end in spans
+    ]
+
+
+def steps(*collectives: list[Collective], first: int = 0, warmup: int = 0) -> Steps:
+    """Steps that all have the same marks."""
+    marks = [MARKS] * len(collectives)
+    spans = TickClock().spans(marks)
+    numbers = list(range(first, first + len(collectives)))
+    measured = np.array([number >= warmup for number in numbers])
+    return Steps(numbers, marks, spans, measured, collectives)
+
+
+def recorder(comm: Comm | None = None, *, blocking: bool = False) -> CommRecorder:
+    return CommRecorder(comm or FakeComm(), TickClock(), blocking=blocking)
+
+
+def meeting(
+    per_rank: list[Steps], *, blocking: bool = False, offsets_s: list[float] | None = None
+) -> list[tuple[StepComm, CommRecorder]]:
+    """What each rank finds of its steps when all compare them."""
+
+    def rank(comm: Comm) -> tuple[StepComm, CommRecorder]:
+        own = recorder(comm, blocking=blocking)
+        return own.account(per_rank[comm.rank], together=True), own
+
+    return together(len(per_rank), rank, offsets_s)
+
+
+# One rank
+
+
+def test_a_single_rank_has_exposed_and_overlapped_time_and_nobody_to_wait_for() -> None:
+    own = recorder()
+    got = own.account(steps(buckets((12, 16), (25, 29))), together=True)
+    assert (got.exposed_s, got.overlapped_s, got.waiting_s) == ([4], [4], [None])
+    assert (got.arrival_s, got.num_bytes) == ([12], [1200])
+    assert got.bus_bytes_per_s == [1200 / 8]
+    summary = own.summary()
+    assert summary["straggler_wait_mean_s"] is None
+    assert summary["waiting_backward_mean_s"] is None
+    assert (summary["comm_exposed_mean_s"], summary["exposed_backward_mean_s"]) == (4, 4)
+    assert summary["stragglers"] is None
+    assert set(own.timing()) == {"comm_exposed", "comm_overlapped"}
+
+
+def test_a_step_without_a_collective_costs_nothing_and_has_no_arrival() -> None:
+    got = recorder().account(steps([], buckets((25, 29))), together=True)
+    assert (got.exposed_s, got.overlapped_s, got.num_bytes) == ([0, 4], [0, 0], [0, 600])
+    assert got.arrival_s == [None, 25]
+    assert got.bus_bytes_per_s == [None, 150]
+
+
+def test_steps_none_of_which_has_a_collective() -> None:
+    own = recorder()
+    got = own.account(steps([], []), together=True)
+    assert (got.exposed_s, got.num_bytes, got.bus_bytes_per_s) == ([0, 0], [0, 0], [None, None])
+    assert own.summary()["bus_gb_per_s"] is None
+
+
+def test_before_the_first_step_nothing_is_known() -> None:
+    summary = recorder().summary()
+    assert summary["bytes_per_step"] is None
+    assert summary["comm_exposed_mean_s"] is None
+    assert summary["bus_gb_per_s"] is None
+    assert summary["timeline"] == []
+
+
+def test_means_are_over_measured_steps_of_all_flushes() -> None:
+    own = recorder()
+    own.account(steps(buckets((20, 29)), buckets((25, 26)), warmup=1), together=True)
+    own.account(steps(buckets((25, 28)), first=2), together=True)
+    summary = own.summary()
+    assert summary["comm_exposed_mean_s"] == 2  # of 1 and 3 s; 9 s were warm-up
+    assert (summary["bytes_per_step"], summary["collectives_per_step"]) == (600, 1)
+    assert summary["bus_gb_per_s"] == pytest.approx(1200 / 4 / 1e9)
+    exposed = own.timing()["comm_exposed"]
+    assert (exposed.mean_s, exposed.min_s, exposed.max_s, exposed.count) == (2, 1, 3, 2)
+
+
+# Several ranks, buckets
+
+
+def test_who_came_first_waits_and_who_came_last_does_not() -> None:
+    early = steps(buckets((12, 16), (20, 29)))
+    late = steps(buckets((14, 16), (26, 29)))
+    (first, _), (second, _) = meeting([early, late])
+    # From 20 on the first rank only waits: until 26 for the other one, until 29 for the network.
+    assert (first.exposed_s, first.waiting_s, first.overlapped_s) == ([3], [6], [4])
+    assert (second.exposed_s, second.waiting_s, second.overlapped_s) == ([3], [0], [2])
+    # All ranks are there from 14 to 16 and from 26 to 29.
+    assert first.bus_bytes_per_s == second.bus_bytes_per_s == [1200 / 5]
+    assert (first.arrival_s, second.arrival_s) == ([12], [14])
+
+
+def test_ranks_may_have_different_numbers_of_collectives() -> None:
+    many, few = steps(buckets((12, 16), (20, 29))), steps(buckets((14, 16)))
+    (first, _), (second, _) = meeting([many, few])
+    assert (first.exposed_s, first.waiting_s) == ([9], [0])
+    assert (second.exposed_s, second.waiting_s) == ([2], [0])
+
+
+@pytest.mark.parametrize("ahead_s", [-1000.0, 40.0])
+def test_the_clocks_of_other_hosts_are_taken_into_account(ahead_s: float) -> None:
+    early, late = steps(buckets((20, 29))), buckets((26 + ahead_s, 29 + ahead_s))
+    moved = replace(steps(late), marks=[[mark + ahead_s for mark in MARKS]])
+    (first, _), (second, own) = meeting([early, moved], offsets_s=[0.0, ahead_s])
+    assert (first.exposed_s, first.waiting_s) == ([3], [6])
+    assert (second.exposed_s, second.waiting_s, second.arrival_s) == ([3], [0], [26])
+    (drawn,) = own.summary()["timeline"]
+    assert drawn["begin_s"] == 0  # on rank 0's clock
+    assert drawn["collectives"] == [
+        {"kind": "all_reduce", "num_bytes": 600, "ready_s": 26, "end_s": 29}
+    ]
+
+
+def test_the_late_rank_is_named_by_rank_zero_with_its_phase() -> None:
+    count = 6
+    early = steps(*[buckets((20, 29))] * count)
+    # The marks are the same, and so is the end of backward at 30; rank 1 computes 6 s more in it.
+    late = steps(*[buckets((26 + 0.01 * step, 29)) for step in range(count)])
+    (_, first), (_, second) = meeting([early, late])
+    found = first.summary()["stragglers"]
+    assert (found["rank"], found["phase"], found["steps"]) == (1, "backward", count)
+    assert second.summary()["stragglers"] is None
+    one = found["ranks"][1]
+    assert one["excess_mean_s"]["backward"] == pytest.approx(6.025)
+    assert one["excess_mean_s"]["forward"] == 0
+    assert one["others_wait_mean_s"] == pytest.approx(6.025)
+    assert one["late_mean_s"] == pytest.approx(6.025 / 2)
+
+
+def test_warm_up_steps_name_nobody() -> None:
+    early = steps(*[buckets((20, 29))] * 6, warmup=6)
+    late = steps(*[buckets((26, 29))] * 6, warmup=6)
+    (_, first), _ = meeting([early, late])
+    assert first.summary()["stragglers"] is None
+
+
+def test_a_rank_that_updates_slowly_is_late_in_the_next_step() -> None:
+    """Its optimizer and what follows belong to the way to the next meeting."""
+    count = 8
+    quick = steps(*[buckets((20, 29))] * count)
+    # Each step but the first begins 5 s late, since the optimizer of the one before took 5 s more.
+    begun = [0.0, *[5 + 0.01 * step for step in range(count - 1)]]
+    marks = [[*(mark + late for mark in MARKS[:4]), 30, 37, 38] for late in begun]
+    slow = Steps(
+        quick.numbers,
+        marks,
+        TickClock().spans(marks),
+        quick.measured,
+        [buckets((20 + late, 29)) for late in begun],
+    )
+    (_, first), _ = meeting([quick, slow])
+    found = first.summary()["stragglers"]
+    assert (found["rank"], found["phase"]) == (1, "optimizer")
+    # 5 s in each step but the first, before which the ranks had met.
+    excess = found["ranks"][1]["excess_mean_s"]
+    assert excess["optimizer"] == pytest.approx(5 * 7 / 8)
+    assert excess["forward"] == pytest.approx(0)
+    assert excess["backward"] == pytest.approx(0)
+
+
+def test_steps_written_in_an_emergency_are_not_compared() -> None:
+    """The other ranks may be gone: nobody knows what of a wait was for them."""
+    own = recorder(FakeComm(0, 2))
+    got = own.account(steps(buckets((12, 16), (25, 29))), together=False)
+    assert (got.exposed_s, got.waiting_s, got.bus_bytes_per_s) == ([None], [None], [None])
+    assert (got.overlapped_s, got.num_bytes, got.arrival_s) == ([4], [1200], [12])
+    summary = own.summary()
+    assert summary["comm_exposed_mean_s"] is None
+    assert summary["straggler_wait_mean_s"] is None
+    assert (summary["comm_overlapped_mean_s"], summary["bytes_per_step"]) == (4, 1200)
+    assert summary["bus_gb_per_s"] is None
+    assert summary["stragglers"] is None
+
+
+def test_an_emergency_does_not_change_the_means_of_what_was_compared() -> None:
+    def rank(comm: Comm) -> dict[str, Any]:
+        own = recorder(comm)
+        own.account(steps(buckets((20 + 6 * comm.rank, 29))), together=True)
+        own.account(steps(buckets((20, 30)), first=1), together=False)
+        return own.summary()
+
+    first, second = together(2, rank)
+    assert (first["comm_exposed_mean_s"], first["straggler_wait_mean_s"]) == (3, 6)
+    assert (second["comm_exposed_mean_s"], second["straggler_wait_mean_s"]) == (3, 0)
+    assert (first["bytes_per_step"], first["bus_gb_per_s"]) == (600, pytest.approx(200e-9))
+
+
+# Blocking collectives
+
+
+def gathers() -> list[Collective]:
+    """A gather of 3 s in forward, one of 2 s and a scattering of 4 s in backward."""
+    return [
+        Collective("all_gather", 400, 200.0, False, 3, 6),
+        Collective("all_gather", 400, 200.0, True, 12, 14),
+        Collective("reduce_scatter", 800, 400.0, True, 24, 28),
+    ]
+
+
+def test_blocking_collectives_are_told_apart_by_phase() -> None:
+    own = recorder(blocking=True)
+    got = own.account(steps(gathers()), together=True)
+    assert (got.exposed_s, got.overlapped_s, got.num_bytes) == ([9], [0], [1600])
+    assert got.bus_bytes_per_s == [pytest.approx(800 / 9)]
+    summary = own.summary()
+    assert summary["comm_exposed_mean_s"] == 9
+    assert summary["exposed_backward_mean_s"] == 6
+    assert summary["collectives_per_step"] == 3
+
+
+def moved(entries: list[Collective], *ready: float) -> list[Collective]:
+    return [replace(each, ready=at) for each, at in zip(entries, ready, strict=True)]
+
+
+def test_at_each_blocking_collective_the_early_rank_waits_for_the_late_one() -> None:
+    early = steps(moved(gathers(), 3, 12, 24))
+    late = steps(moved(gathers(), 5, 12, 27))
+    (first, one), (second, _) = meeting([early, late], blocking=True)
+    assert (first.waiting_s, first.exposed_s) == ([2 + 0 + 3], [1 + 2 + 1])
+    assert (second.waiting_s, second.exposed_s) == ([0], [1 + 2 + 1])
+    assert one.summary()["waiting_backward_mean_s"] == 3
+    assert one.summary()["exposed_backward_mean_s"] == 3
+
+
+def test_of_blocking_collectives_lateness_adds_up_over_the_meetings_of_a_step() -> None:
+    count = 6
+    early = steps(*[gathers()] * count)
+    late = steps(*[moved(gathers(), 5, 12, 27 + 0.01 * step) for step in range(count)])
+    (_, first), _ = meeting([early, late], blocking=True)
+    found = first.summary()["stragglers"]
+    # Without its waits rank 1 computed 2 s more in forward and 3 s more in backward.
+    assert (found["rank"], found["phase"]) == (1, "backward")
+    assert found["ranks"][1]["excess_mean_s"]["backward"] == pytest.approx(3.025)
+    assert found["ranks"][1]["excess_mean_s"]["forward"] == pytest.approx(2)
+    assert found["ranks"][1]["others_wait_mean_s"] == pytest.approx(5.025)
+
+
+# The timeline
+
+
+def test_the_timeline_has_the_first_measured_steps_only() -> None:
+    own = recorder()
+    many = [buckets((25, 29))] * (TIMELINE_STEPS + 5)
+    own.account(steps(*many, warmup=2), together=True)
+    own.account(steps(*many, first=100), together=True)
+    drawn = own.summary()["timeline"]
+    assert [each["step"] for each in drawn] == list(range(2, 2 + TIMELINE_STEPS))
+    assert drawn[0]["phases_s"] == [1, 1, 8, 20, 2, 1]
+
+
+def test_micro_batches_are_one_step() -> None:
+    """Only the last of them exchanges; its backward ends before the optimizer."""
+    marks = [0, 1, 2, 6, 10, 20, 30, 32, 33]
+
+    class Row:
+        def __init__(self) -> None:
+            self.marks = marks
+
+    rows: Any = [Row()]
+    spans = phase_spans(rows, TickClock(), 2)
+    assert spans.tolist() == [[1, 1, 4 + 10, 4 + 10, 2, 1]]
+    one: Callable[[float], Steps] = lambda ready: Steps(  # noqa: E731
+        [0], [marks], spans, np.array([True]), [buckets((ready, 29))]
+    )
+    (first, _), (second, _) = meeting([one(22), one(26)])
+    assert (first.exposed_s, first.waiting_s) == ([3], [4])
+    assert (second.exposed_s, second.waiting_s) == ([3], [0])

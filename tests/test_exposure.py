@@ -1,0 +1,160 @@
+"""What of a step's communication it waited for, on steps drawn by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dpexp.exposure import Exposure, bus_share, covered, of_blocking, of_buckets
+
+NAN = float("nan")
+
+
+def table(*rows: list[float]) -> npt.NDArray[np.float64]:
+    return np.array(rows, dtype=np.float64)
+
+
+def assert_is(got: Exposure, **expected: list[float]) -> None:
+    for name, seconds in expected.items():
+        np.testing.assert_allclose(
+            getattr(got, f"{name}_s"), seconds, rtol=0, atol=1e-12, err_msg=name
+        )
+
+
+# Buckets: the rank goes on computing
+
+
+def test_a_single_bucket_is_waited_for_from_ready_to_end() -> None:
+    got = of_buckets(table([2]), table([5]), table([2]))
+    assert_is(got, exposed=[3], waiting=[0], overlapped=[0], bus=[3])
+
+
+def test_what_runs_while_the_rank_still_computes_is_overlapped() -> None:
+    # |--- first ---|          1 to 4
+    #       |--- second ---|   3 to 6; the rank computes until 3
+    got = of_buckets(table([1, 3]), table([4, 6]), table([1, 3]))
+    assert_is(got, exposed=[3], waiting=[0], overlapped=[2], bus=[5])
+
+
+def test_time_between_two_buckets_counts_for_nothing() -> None:
+    got = of_buckets(table([1, 5]), table([2, 7]), table([1, 5]))
+    assert_is(got, exposed=[2], waiting=[0], overlapped=[1], bus=[3])
+
+
+def test_buckets_inside_each_other_count_once() -> None:
+    # The first is done after the second, as it may be with several threads.
+    got = of_buckets(table([0, 2]), table([9, 4]), table([0, 2]))
+    assert_is(got, exposed=[7], waiting=[0], overlapped=[2], bus=[9])
+
+
+def test_a_late_rank_makes_the_others_wait_for_it_and_not_for_the_network() -> None:
+    ready, end = table([1, 3]), table([7, 8])
+    late = table([6, 7])  # when the last rank had them
+    got = of_buckets(ready, end, late)
+    # Of 3 to 8 the rank waited for the other one until 7.
+    assert_is(got, exposed=[1], waiting=[4], overlapped=[2], bus=[2])
+
+
+def test_the_late_rank_itself_waits_for_nobody() -> None:
+    own = table([6, 7])
+    assert_is(of_buckets(own, table([7, 8]), own), exposed=[1], waiting=[0], overlapped=[1])
+
+
+def test_a_rank_that_was_late_only_for_an_early_bucket_costs_no_wait() -> None:
+    got = of_buckets(table([1, 6]), table([5, 8]), table([4, 6]))
+    assert_is(got, exposed=[2], waiting=[0], overlapped=[4], bus=[3])
+
+
+def test_a_wait_is_never_longer_than_the_whole_of_it() -> None:
+    # Clocks of two hosts: the other one seems to come after the end.
+    got = of_buckets(table([2]), table([5]), table([5.5]))
+    assert_is(got, exposed=[0], waiting=[3], overlapped=[0], bus=[0])
+    got = of_buckets(table([2]), table([5]), table([1.5]))
+    assert_is(got, exposed=[3], waiting=[0])
+
+
+def test_a_collective_that_was_done_before_the_rank_had_the_last_one_ready_is_hidden() -> None:
+    got = of_buckets(table([0, 10]), table([4, 10]), table([0, 10]))
+    assert_is(got, exposed=[0], waiting=[0], overlapped=[4], bus=[4])
+
+
+def test_steps_with_fewer_collectives_are_padded_and_those_with_none_cost_nothing() -> None:
+    ready = table([1, 3, 5], [1, 3, NAN], [NAN, NAN, NAN])
+    end = table([2, 4, 8], [4, 6, NAN], [NAN, NAN, NAN])
+    got = of_buckets(ready, end, ready)
+    assert_is(got, exposed=[3, 3, 0], waiting=[0, 0, 0], overlapped=[2, 2, 0], bus=[5, 5, 0])
+
+
+# Blocking: the rank stands still
+
+
+def test_each_blocking_collective_is_waited_for_as_a_whole() -> None:
+    got = of_blocking(table([1, 10]), table([4, 12]), table([1, 10]))
+    assert_is(got, exposed=[5], waiting=[0], overlapped=[0], bus=[5])
+
+
+def test_until_the_last_rank_has_come_a_blocking_collective_is_a_wait_for_it() -> None:
+    got = of_blocking(table([1, 10]), table([4, 12]), table([3, 10]))
+    assert_is(got, exposed=[3], waiting=[2], overlapped=[0], bus=[3])
+
+
+def test_blocking_collectives_that_are_not_there_cost_nothing() -> None:
+    ready, end = table([1, NAN], [NAN, NAN]), table([4, NAN], [NAN, NAN])
+    assert_is(of_blocking(ready, end, ready), exposed=[3, 0], waiting=[0, 0], bus=[3, 0])
+
+
+@pytest.mark.parametrize("of", [of_buckets, of_blocking])
+def test_the_parts_are_never_negative_and_add_up_to_what_is_under_way(of: Any) -> None:
+    draws = np.random.default_rng(0)
+    ready = np.cumsum(draws.exponential(1, (500, 4)), axis=1)
+    last = ready + draws.exponential(1, (500, 4))
+    end = np.maximum.accumulate(last, axis=1) + draws.exponential(1, (500, 4))
+    if of is of_blocking:  # the next one begins when this one is done
+        shift = np.cumsum(end - ready, axis=1) - (end - ready)
+        ready, last, end = ready + shift, last + shift, end + shift
+    got = of(ready, end, last)
+    assert all((part >= 0).all() for part in got)
+    whole = got.exposed_s + got.waiting_s + got.overlapped_s
+    np.testing.assert_allclose(whole, covered(ready, end), rtol=1e-9)
+
+
+# Intervals
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "seconds"),
+    [
+        ([0, 10], [3, 12], 5),
+        ([0, 2], [3, 12], 12),
+        ([0, 1], [9, 3], 9),
+        ([0, 1, 8], [9, 3, 10], 10),
+        ([4, 4], [6, 6], 2),
+        ([4], [3], 0),
+        ([1, NAN, 7], [2, NAN, 9], 3),
+        ([NAN], [NAN], 0),
+    ],
+)
+def test_overlapping_intervals_are_counted_once(
+    begin: list[float], end: list[float], seconds: float
+) -> None:
+    assert covered(table(begin), table(end)).tolist() == [seconds]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "share"),
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 4, 1.5),
+        ("all_gather", 4, 0.75),
+        ("reduce_scatter", 4, 0.75),
+        ("all_reduce", 1, 0.0),
+        ("all_gather", 1, 0.0),
+    ],
+)
+def test_a_ring_moves_this_share_of_the_bytes_over_each_link(
+    kind: str, ranks: int, share: float
+) -> None:
+    assert bus_share(kind, ranks) == pytest.approx(share)
