@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpexp.errors import ConfigError, SkippedCellError
+from dpexp.errors import ConfigError
 from dpexp.schema import Config, Task
 
 # The longest disturbance that is one: a week.
@@ -54,37 +54,66 @@ def check_measuring(config: Config) -> None:
 
 def check_ranks(
     config: Config, num_devices: int, num_processes: int, *, in_sweep: bool = False
-) -> None:
+) -> tuple[str, ...]:
     """Refuse to disturb a rank that is not there.
+
+    In a sweep another cell may have it: this one then runs undisturbed, as the ones without that
+    rank have to.
+
+    Returns:
+        A note for each disturbance that this cell does not have.
 
     Raises:
         ConfigError: names the key, the value and the ranks.
-        SkippedCellError: the same in a sweep, where another cell may have the rank.
     """
-    inject = config.inject
-    limits: dict[str, tuple[int | None, int, str]] = {
-        "inject.slow_rank": (inject.slow_rank, num_devices, "device"),
-        "inject.noisy_rank": (inject.noisy_rank, num_devices, "device"),
-        "inject.data_rank": (
-            inject.data_rank if inject.data_delay_s else None,
-            num_processes,
-            "process",
-        ),
-        "inject.die_rank": (inject.die_rank, num_processes, "process"),
-        "inject.hang_rank": (inject.hang_rank, num_processes, "process"),
-    }
-    for key, (rank, count, kind) in limits.items():
+    absent = []
+    for key, (rank, count, kind) in _ranks(config, num_devices, num_processes).items():
         if rank is None or 0 <= rank < count:
             continue
         many = {"device": "devices", "process": "processes"}[kind] if count > 1 else kind
-        refusal = SkippedCellError if in_sweep else ConfigError
-        raise refusal(
-            key,
-            rank,
-            f"parallel={config.parallel.strategy.value} has {count} {many} here",
-            allowed=f"0 to {count - 1}" if count > 1 else "0",
-            fix=f"{key}={count - 1}",
-        )
+        has = f"parallel={config.parallel.strategy.value} has {count} {many} here"
+        if not in_sweep or rank < 0:
+            allowed = f"0 to {count - 1}" if count > 1 else "0"
+            raise ConfigError(key, rank, has, allowed=allowed, fix=f"{key}={count - 1}")
+        absent.append(f"{key}={rank}: {has}, so this cell is not disturbed by it")
+    return tuple(absent)
+
+
+def injected(config: Config, num_devices: int, num_processes: int) -> list[str]:
+    """What ``inject.*`` disturbs in a run, in words; [] = nothing."""
+    inject, told = config.inject, []
+    there = {
+        key: rank
+        for key, (rank, count, _) in _ranks(config, num_devices, num_processes).items()
+        if rank is not None and rank < count
+    }
+    if inject.collective_delay_s:
+        told.append(f"each collective takes {inject.collective_delay_s:g} s longer")
+    if inject.data_delay_s and (inject.data_rank is None or "inject.data_rank" in there):
+        where = "" if inject.data_rank is None else f" on rank {inject.data_rank}"
+        told.append(f"each batch takes {inject.data_delay_s:g} s longer to fetch{where}")
+    words = {
+        "inject.slow_rank": f"computes {inject.slow_factor:g} times as long",
+        "inject.noisy_rank": f"pauses for {inject.noise_s:g} s a step on average",
+        "inject.die_rank": f"kills itself at step {inject.at_step}",
+        "inject.hang_rank": f"hangs at step {inject.at_step}",
+    }
+    return [*told, *(f"rank {there[key]} {text}" for key, text in words.items() if key in there)]
+
+
+def _ranks(
+    config: Config, num_devices: int, num_processes: int
+) -> dict[str, tuple[int | None, int, str]]:
+    """By key the rank that is disturbed, how many there are, and of what kind."""
+    inject = config.inject
+    delayed = inject.data_rank if inject.data_delay_s else None
+    return {
+        "inject.slow_rank": (inject.slow_rank, num_devices, "device"),
+        "inject.noisy_rank": (inject.noisy_rank, num_devices, "device"),
+        "inject.data_rank": (delayed, num_processes, "process"),
+        "inject.die_rank": (inject.die_rank, num_processes, "process"),
+        "inject.hang_rank": (inject.hang_rank, num_processes, "process"),
+    }
 
 
 def _check_amounts(config: Config) -> None:

@@ -74,7 +74,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
     num_devices = resolve_num_devices(config.num_devices, strategy, device_type, first_index, facts)
     _check_count(config, facts, device_type, first_index, num_devices)
     num_processes = 1 if strategy in ONE_PROCESS else num_devices
-    check_ranks(config, num_devices, num_processes, in_sweep=in_sweep)
+    absent = check_ranks(config, num_devices, num_processes, in_sweep=in_sweep)
     if facts.outer_world_size is not None and facts.outer_world_size != num_processes:
         raise ConfigError(
             "num_devices",
@@ -112,7 +112,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
         emulated=emulated,
         backend=_backend(config, facts, device_type),
         **_extra_work(config, num_processes, in_sweep),
-        notes=_notes(config, facts, device_type, num_devices, batch_rows),
+        notes=(*_notes(config, facts, device_type, num_devices, batch_rows), *absent),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
+from dpexp.check_measuring import injected
 from dpexp.config import to_plain
 from dpexp.plan import RunPlan
 from dpexp.records import PHASES, ErrorRecord, RankResult, RunResult
-from dpexp.schema import Config
 
 
 def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]) -> RunResult:
@@ -134,7 +134,7 @@ def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
         "batch": {"global": plan.batch_rows, "per_device": plan.batch_rows_per_device},
         "scaling": plan.config.scaling.value,
         "repeat": plan.config.repeat,
-        "injected": injected(plan.config),
+        "injected": injected(plan.config, plan.num_devices, plan.num_processes),
     }
 
 
@@ -148,22 +148,3 @@ def _rank_facts(rank: RankResult) -> dict[str, Any]:
             phase: summary.mean_s for phase, summary in rank.timing.items() if phase in PHASES
         },
     }
-
-
-def injected(config: Config) -> list[str]:
-    """What ``inject.*`` disturbs, in words; [] = nothing."""
-    inject, told = config.inject, []
-    if inject.collective_delay_s:
-        told.append(f"each collective takes {inject.collective_delay_s:g} s longer")
-    if inject.slow_rank is not None:
-        told.append(f"rank {inject.slow_rank} computes {inject.slow_factor:g} times as long")
-    if inject.data_delay_s:
-        where = "" if inject.data_rank is None else f" on rank {inject.data_rank}"
-        told.append(f"each batch takes {inject.data_delay_s:g} s longer to fetch{where}")
-    if inject.noisy_rank is not None:
-        told.append(f"rank {inject.noisy_rank} pauses for {inject.noise_s:g} s a step on average")
-    if inject.die_rank is not None:
-        told.append(f"rank {inject.die_rank} kills itself at step {inject.at_step}")
-    if inject.hang_rank is not None:
-        told.append(f"rank {inject.hang_rank} hangs at step {inject.at_step}")
-    return told
