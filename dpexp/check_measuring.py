@@ -79,6 +79,28 @@ def check_ranks(
     return tuple(absent)
 
 
+def check_sleeps(config: Config, device_type: str) -> None:
+    """Refuse what a sleeping host would not do to a device that goes on by itself.
+
+    Raises:
+        ConfigError: names the key, the value and the way out.
+    """
+    inject = config.inject
+    sleeping = {
+        "inject.collective_delay_s": inject.collective_delay_s or None,
+        "inject.slow_rank": inject.slow_rank,
+        "inject.noisy_rank": inject.noisy_rank,
+    }
+    for key, value in sleeping.items():
+        if value is not None and device_type != "cpu":
+            raise ConfigError(
+                key,
+                value,
+                f"lets the host sleep, which does not hold up a {device_type} device",
+                fix="device=cpu",
+            )
+
+
 def injected(config: Config, num_devices: int, num_processes: int) -> list[str]:
     """What ``inject.*`` disturbs in a run, in words; [] = nothing."""
     inject, told = config.inject, []

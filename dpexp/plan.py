@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dpexp.check_measuring import check_ranks
+from dpexp.check_measuring import check_ranks, check_sleeps
 from dpexp.errors import ConfigError
 from dpexp.schedule import chunk_sizes
 from dpexp.schema import ONE_PROCESS, Config, Precision, Scaling, StrategyName, Task
@@ -74,6 +74,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
     num_devices = resolve_num_devices(config.num_devices, strategy, device_type, first_index, facts)
     _check_count(config, facts, device_type, first_index, num_devices)
     num_processes = 1 if strategy in ONE_PROCESS else num_devices
+    check_sleeps(config, device_type)
     absent = check_ranks(config, num_devices, num_processes, in_sweep=in_sweep)
     if facts.outer_world_size is not None and facts.outer_world_size != num_processes:
         raise ConfigError(

@@ -192,3 +192,14 @@ def test_what_is_injected_is_told_in_words() -> None:
         "rank 1 kills itself at step 7",
         "rank 0 hangs at step 7",
     ]
+
+
+@pytest.mark.parametrize(
+    "inject",
+    [{"collective_delay_s": 0.1}, {"slow_rank": 0}, {"noisy_rank": 0, "noise_s": 0.1}],
+    ids=lambda inject: next(iter(inject)),
+)
+def test_on_an_accelerator_the_host_cannot_hold_up_the_device(inject: dict[str, Any]) -> None:
+    facts = make_facts(accelerator="cuda", num_accelerators=1)
+    with pytest.raises(ConfigError, match="does not hold up a cuda device"):
+        make_plan(make_config("none", task=Task.train, device="cuda", inject=inject), facts)
