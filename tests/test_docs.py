@@ -26,6 +26,7 @@ PAGES = (
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     ROOT / "docs/architecture.md",
+    ROOT / "docs/overhead.md",
 )
 
 # Commands of the README that this test does not run, and why.
