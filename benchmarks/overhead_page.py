@@ -6,9 +6,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.common import Pair
+from benchmarks.common import DRAWS, ROUNDS_FOR_AN_INTERVAL, Pair
 
 INSTALL = 'pip install -c constraints.txt -e ".[compare]"'
+BRACKETS = f"""In brackets is the 95 % interval: a percentile bootstrap that
+draws whole rounds, {DRAWS:,} times."""
+NO_BRACKETS = f"""They have no intervals and nothing is decided: 95 % needs
+{ROUNDS_FOR_AN_INTERVAL} rounds at least."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Comparison:
 
 def verdict(pair: Pair) -> str:
     """Whether the limit is kept, as far as the interval can tell."""
+    if pair.interval is None:
+        return "undecided: too few rounds"
     low, high = pair.interval
     if high <= pair.limit:
         return "met"
@@ -75,6 +81,7 @@ def page(
     machine = [[name, value] for name, value in facts.items()]
     return TEMPLATE.format(
         rounds=rounds,
+        brackets=BRACKETS if rounds >= ROUNDS_FOR_AN_INTERVAL else NO_BRACKETS,
         install=INSTALL,
         machine=_table(["", ""], machine),
         costs=_costs(costs),
@@ -129,14 +136,20 @@ def _median(values: list[float]) -> str:
 
 
 def _ratio(pair: Pair) -> str:
-    low, high = pair.interval
-    return f"{pair.outcome:.3f}× ({low:.3f} to {high:.3f})"
+    return _between(pair, "{:.3f}", "×")
 
 
 def _signed(pair: Pair, unit: str, digits: int = 1) -> str:
+    return _between(pair, f"{{:+,.{digits}f}}", f" {unit}")
+
+
+def _between(pair: Pair, form: str, unit: str) -> str:
+    """The outcome, and its interval if there is one."""
+    shown = f"{form.format(pair.outcome)}{unit}"
+    if pair.interval is None:
+        return shown
     low, high = pair.interval
-    form = f"{{:+,.{digits}f}}"
-    return f"{form.format(pair.outcome)} {unit} ({form.format(low)} to {form.format(high)})"
+    return f"{shown} ({form.format(low)} to {form.format(high)})"
 
 
 TEMPLATE = """\
@@ -144,9 +157,7 @@ TEMPLATE = """\
 
 Written by `python -m benchmarks.overhead --write`; do not edit it. {rounds} rounds: in each round
 every side is measured once, in processes of its own, and each round begins with another side.
-Figures are medians over the rounds. In brackets is the 95 % interval: a percentile bootstrap that
-draws whole rounds, 2,000 times. With few rounds these intervals are rough; other work on the
-machine makes them wide.
+Figures are medians over the rounds. {brackets} Other work on the machine changes all of them.
 
 {machine}
 

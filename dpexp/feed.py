@@ -15,7 +15,7 @@ from dpexp.errors import ConfigError
 from dpexp.loading import Batches, Choose, fetch_by_workers, fetch_here
 from dpexp.plan import RunPlan
 from dpexp.preload import preload
-from dpexp.schedule import Schedule
+from dpexp.schedule import ENDLESS, Schedule
 from dpexp.schema import Config, Preload, Task
 from dpexp.streams import StreamPlan, fetch_stream
 
@@ -25,8 +25,9 @@ class Feed:
     """A run's batches, in order."""
 
     batches: Batches
-    steps: int | None  # how many there are; None: as many as a stream has rows for
+    steps: int | None  # how many there are; None: not known beforehand
     notes: tuple[str, ...]
+    streamed: bool = False  # of an iterable dataset
 
 
 def make_feed(
@@ -55,7 +56,7 @@ def make_feed(
             plan.batch_rows, config.epochs, config.steps, config.drop_last, config.seed
         )
         batches = fetch_stream(dataset, cut, choose, comm, loader, pin)
-        return Feed(batches, None, _stream_notes(config))
+        return Feed(batches, None, _stream_notes(config), streamed=True)
     schedule = make_schedule(plan, rows_in(dataset))
     if loader.preload is Preload.device:
         dataset = preload(dataset, device)
@@ -64,7 +65,9 @@ def make_feed(
         batches = fetch_by_workers(dataset, schedule, choose, loader, seed, pin)
     else:
         batches = fetch_here(dataset, schedule, choose)
-    return Feed(batches, len(schedule), _schedule_notes(plan, schedule))
+    steps = len(schedule)
+    known = None if steps == ENDLESS else steps
+    return Feed(batches, known, _schedule_notes(plan, schedule))
 
 
 def pins(plan: RunPlan) -> bool:
@@ -153,7 +156,7 @@ def _schedule_notes(plan: RunPlan, schedule: Schedule) -> tuple[str, ...]:
 
 def end_notes(config: Config, feed: Feed, steps: int, epochs: int) -> tuple[str, ...]:
     """What is known of a stream only at its end: that it had fewer rows than were asked for."""
-    if feed.steps is not None:
+    if not feed.streamed:
         return ()
     if config.steps is not None and steps < config.steps:
         return (f"steps={config.steps} were asked for, but the stream ended after {steps}",)

@@ -127,6 +127,15 @@ class Recorder:
         seconds = self._seconds["step"]
         return np.concatenate(seconds) if seconds else np.zeros(0)
 
+    def end_notes(self) -> tuple[str, ...]:
+        """That the steps ended before the mean step was known as well as ``until.ci`` asked for."""
+        until = self._plan.config.until
+        if until.ci is None or self._comm.rank or self._is_narrow():
+            return ()
+        width = relative_half_width(self.step_seconds())
+        known = "not known: too few steps" if width is None else f"known to within {width:.1%}"
+        return (f"until.ci={until.ci:g} was not reached: the mean step is {known}",)
+
     def comm_summary(self) -> dict[str, Any] | None:
         """What collectives cost; None where they are not timed."""
         return None if self._collectives is None else self._collectives.summary()
@@ -149,13 +158,11 @@ class Recorder:
 
     def _is_enough(self) -> bool:
         until = self._plan.config.until
-        if until.ci is None:
-            return False
-        seconds = self.step_seconds()
-        if seconds.sum() >= until.max_s:
-            return True
-        width = relative_half_width(seconds)
-        return width is not None and width <= until.ci
+        return until.ci is not None and (self.wall_s >= until.max_s or self._is_narrow())
+
+    def _is_narrow(self) -> bool:
+        wanted, width = self._plan.config.until.ci, relative_half_width(self.step_seconds())
+        return wanted is not None and width is not None and width <= wanted
 
     def _losses(self, rows: list[Row], together: bool) -> list[float | None]:
         if not rows or rows[0].loss is None:

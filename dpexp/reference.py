@@ -173,7 +173,7 @@ class Reference:
     @property
     def reads_by_index(self) -> bool:
         """Whether :meth:`gets` can tell anything: ranks that read a stream compare it always."""
-        return self._built.feed.steps is not None
+        return not self._built.feed.streamed
 
     def gets(self, inputs: Inputs) -> bool:
         """Whether a single device, fetching the next batch itself, gets these rows."""

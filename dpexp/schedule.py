@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
+ENDLESS = 2**62
 
 
 class GlobalBatch(NamedTuple):
@@ -33,7 +34,8 @@ class Schedule:
         num_rows: rows in the dataset.
         batch_rows: rows of a global batch; the last of an epoch may have fewer.
         epochs: passes over the dataset; None = as many as `steps` needs.
-        steps: at most this many global batches; None = all of the epochs.
+        steps: at most this many global batches; None = all of the epochs, and without those
+            endless (``until.ci`` says when to stop).
         shuffle: a new order each epoch, drawn from (seed, epoch); False = 0, 1, 2, …
     """
 
@@ -53,7 +55,8 @@ class Schedule:
     def __len__(self) -> int:
         """Global batches of the whole run."""
         if self.epochs is None:
-            return (self.steps or 0) if self.batches_per_epoch() else 0
+            steps = ENDLESS if self.steps is None else self.steps
+            return steps if self.batches_per_epoch() else 0
         total = self.batches_per_epoch() * self.epochs
         return total if self.steps is None else min(total, self.steps)
 

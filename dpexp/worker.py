@@ -155,6 +155,7 @@ def _measure(
     progress.phase = "finish"
     late = (
         *end_notes(config, built.feed, recorder.steps, recorder.epochs),
+        *recorder.end_notes(),
         *_made_late(model, facts["parameter_tensors"]),
         *(() if training is None else training.notes()),
     )

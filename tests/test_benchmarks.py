@@ -30,7 +30,7 @@ def _rows(text: str) -> dict[str, list[str]]:
 
 
 def _cost(name: str, on: list[float], off: list[float], limit: float, difference: bool) -> Cost:
-    once = Pair(name, "s", [3.0, 3.5], [2.0, 2.25], float("inf"), difference=True)
+    once = Pair(name, "s", [3.0, 3.5] * 3, [2.0, 2.25] * 3, float("inf"), difference=True)
     return Cost(Pair(name, "us/step", on, off, limit, difference), once)
 
 
@@ -93,19 +93,20 @@ def test_a_step_costs_the_slowest_rank_its_steps_and_its_records() -> None:
 @pytest.mark.parametrize(
     ("ours", "said"),
     [
-        ([10.0, 10.1], "met"),
-        ([10.3, 10.4], "missed"),
-        ([10.0, 10.4], "undecided: the interval holds the limit"),
+        ([10.0, 10.1] * 3, "met"),
+        ([10.3, 10.4] * 3, "missed"),
+        ([10.0, 10.4] * 3, "undecided: the interval holds the limit"),
+        ([10.3, 10.3, 10.3, 10.4, 10.4], "undecided: too few rounds"),
     ],
 )
 def test_a_limit_is_met_or_missed_only_where_the_interval_says_so(
     ours: list[float], said: str
 ) -> None:
-    assert verdict(Pair("", "", ours, [10.0, 10.0], limit=1.02)) == said
+    assert verdict(Pair("", "", ours, [10.0] * len(ours), limit=1.02)) == said
 
 
 def test_the_table_shows_the_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    show([Pair("a", "s", [11.0, 13.0], [10.0, 10.0], 1.25)])
+    show([Pair("a", "s", [11.0, 13.0] * 3, [10.0] * 6, 1.25)])
     assert "1.200× (1.100× to 1.300×)" in capsys.readouterr().out
 
 
@@ -114,10 +115,10 @@ def test_the_table_shows_the_interval(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_ratio_and_a_difference_are_shown_with_interval_and_limit() -> None:
     costs = [
-        _cost("big", [1010.0, 1010.0], [1000.0, 1000.0], 1.02, False),
-        _cost("tiny", [250.0, 260.0], [200.0, 200.0], 40.0, True),
+        _cost("big", [1010.0] * 6, [1000.0] * 6, 1.02, False),
+        _cost("tiny", [250.0, 260.0] * 3, [200.0] * 6, 40.0, True),
     ]
-    rows = _rows(page({}, 2, costs, []))
+    rows = _rows(page({}, 6, costs, []))
     once = "+1.12 s (+1.00 to +1.25)"  # 3.25 - 2.125, and the two rounds' own
     assert rows["big"] == [
         "1,010.0", "1,000.0", "1.010× (1.010 to 1.010)", "1.02×", "met", once,
@@ -129,13 +130,13 @@ def test_a_ratio_and_a_difference_are_shown_with_interval_and_limit() -> None:
 
 def test_a_tool_is_compared_with_the_loop_and_with_the_one_that_is_fed_like_it() -> None:
     figures = {
-        "by hand": [200.0, 200.0],
-        "dpexp": [230.0, 234.0],
-        "loader": [300.0, 300.0],
-        "Other": [350.0, 352.0],
+        "by hand": [200.0] * 6,
+        "dpexp": [230.0, 234.0] * 3,
+        "loader": [300.0] * 6,
+        "Other": [350.0, 352.0] * 3,
     }
     comparison = Comparison("tiny", 1000, (HAND, OURS, LOADER, OTHER), figures)
-    text = page({}, 2, [], [comparison])
+    text = page({}, 6, [], [comparison])
     rows = _rows(text)
     assert "### tiny, 1,000 batches an epoch" in text
     assert rows["by hand"] == ["200.0", "", ""]
@@ -148,6 +149,14 @@ def test_the_row_of_a_missing_package_says_how_to_get_it() -> None:
     figures = {"by hand": [1.0, 1.0], "loader": [2.0, 2.0]}
     rows = _rows(page({}, 2, [], [Comparison("tiny", 1, (HAND, LOADER, OTHER), figures)]))
     assert rows["Other"] == [f"not installed: `{INSTALL}`", "", ""]
+
+
+def test_five_rounds_have_no_interval_and_the_page_says_so() -> None:
+    on, off = [1010.0, 1010.0, 1010.0, 1020.0, 1020.0], [1000.0] * 5
+    text = page({}, 5, [_cost("big", on, off, 1.02, False)], [])
+    assert _rows(text)["big"][2:5] == ["1.010×", "1.02×", "undecided: too few rounds"]
+    assert "no intervals" in text
+    assert "In brackets" not in text
 
 
 def test_the_page_says_rounds_and_facts() -> None:
@@ -223,8 +232,8 @@ def test_what_the_tables_name_exists() -> None:
     assert all(f'"{loop.package}>=' in extra for loop in LOOPS if loop.package)
 
 
-def test_one_round_is_refused_because_it_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["overhead", "--rounds", "1"])
+def test_no_round_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["overhead", "--rounds", "0"])
     with pytest.raises(SystemExit) as caught:
         overhead.main()
     assert caught.value.code == 2

@@ -27,6 +27,8 @@ PAGES = (
     ROOT / "CHANGELOG.md",
     ROOT / "docs/architecture.md",
     ROOT / "docs/measurement.md",
+    ROOT / "docs/overhead.md",
+    ROOT / "docs/validation.md",
 )
 
 # Commands of the README that this test does not run, and why.

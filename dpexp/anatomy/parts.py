@@ -15,7 +15,15 @@ from dpexp.feed import is_stream, make_schedule, rows_in
 from dpexp.loading import fetch_here
 from dpexp.parallel.dp import refuse_uncuttable
 from dpexp.plan import RunPlan
-from dpexp.schedule import EpochOrders, GlobalBatch, Indices, Schedule, chunk_of, chunk_sizes
+from dpexp.schedule import (
+    ENDLESS,
+    EpochOrders,
+    GlobalBatch,
+    Indices,
+    Schedule,
+    chunk_of,
+    chunk_sizes,
+)
 from dpexp.streams import StreamPlan, fetch_stream
 
 
@@ -56,8 +64,12 @@ def read_ends(dataset: Any, plan: RunPlan) -> Ends:
             return Ends(None, None, _first_of_stream(dataset, plan), None)
         schedule = make_schedule(plan, rows_in(dataset))
         fetch = partial(_fetch, dataset, plan)
-        first, last = batch_at(schedule, 0), batch_at(schedule, len(schedule) - 1)
-        return Ends(len(dataset), len(schedule), fetch(first), fetch(last))
+        first = fetch(batch_at(schedule, 0))
+        if len(schedule) == ENDLESS:
+            return Ends(len(dataset), None, first, None)
+        return Ends(
+            len(dataset), len(schedule), first, fetch(batch_at(schedule, len(schedule) - 1))
+        )
     except ConfigError:
         raise
     except Exception as error:
