@@ -27,7 +27,10 @@ def check_measuring(config: Config) -> None:
             raise ConfigError(key, value, "is for training only", fix="task=train")
         if value and not measure.comm:
             raise ConfigError(
-                key, value, "acts on collectives that are timed", fix=f"measure.comm=true, or {key}=0"
+                key,
+                value,
+                "acts on collectives that are timed",
+                fix=f"measure.comm=true, or {key}=0",
             )
     if inject.noisy_rank is not None and not inject.noise_s:
         raise ConfigError(

@@ -214,7 +214,9 @@ def test_under_fsdp_the_step_with_exchange_takes_along_the_gradients_of_the_one_
         bench = Bench(2, strategy)
         forget, times = bench.training.forget, []
         monkeypatch.setattr(
-            bench.training, "forget", lambda: (times.append(1), forget())  # noqa: B023
+            bench.training,
+            "forget",
+            lambda: (times.append(1), forget()),  # noqa: B023
         )
         covers = bench.calibrate()["covers"]
         assert len(times) == forgotten

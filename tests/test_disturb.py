@@ -200,8 +200,6 @@ def test_under_dp_one_replica_is_slow(slept: Slept, monkeypatch: pytest.MonkeyPa
     assert seconds >= 2.0  # twice what its forward took on a clock that ticks at each look
 
 
-def test_the_hooks_change_nothing_of_what_the_model_gives(
-    model: Disturbed, slept: Slept
-) -> None:
+def test_the_hooks_change_nothing_of_what_the_model_gives(model: Disturbed, slept: Slept) -> None:
     x = torch.randn(4)
     assert torch.equal(model(0, slow_rank=0, noisy_rank=0, noise_s=0.1)(x), x)

@@ -130,9 +130,7 @@ def test_event_marks_are_placed_on_the_hosts_clock_by_the_anchor(
     np.testing.assert_allclose(clock.seconds(marks), [99.985, 99.990, 99.995], rtol=0, atol=1e-9)
 
 
-def test_each_settling_anchors_anew(
-    events: list[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_settling_anchors_anew(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([100.0, 200.0])
     monkeypatch.setattr(timing, "host_s", lambda: next(now))
     clock = EventClock(DEVICE)

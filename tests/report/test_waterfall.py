@@ -64,9 +64,7 @@ def cell(step_s: float = 0.071, **changes: Any) -> dict[str, Any]:
     """Two ranks; the second one is slow, and the first one waits for it."""
     ranks = [rank_of(0, SPREAD), rank_of(1, (0.006, 0.001, 0.030, 0.026, 0.006, 0.001))]
     comm = [comm_of(0, 0.008, 0.004, alone=0.026), comm_of(1, 0.008, 0.0, alone=0.018)]
-    return run_of(
-        step_s, ranks, comm, **{"devices": 2, "calibration": CALIBRATED, **changes}
-    )
+    return run_of(step_s, ranks, comm, **{"devices": 2, "calibration": CALIBRATED, **changes})
 
 
 def assert_parts(got: Any, expected: dict[str, float]) -> None:
@@ -131,9 +129,7 @@ def test_a_cell_that_is_better_than_ideal_has_negative_parts() -> None:
     got = waterfall([fast], [BASE])
     assert got is not None
     assert got.loss_s == pytest.approx(-0.01)
-    assert_parts(
-        got, {"data": -0.004, "forward": -0.005, "backward": -0.005, "overhead": 0.004}
-    )
+    assert_parts(got, {"data": -0.004, "forward": -0.005, "backward": -0.005, "overhead": 0.004})
     assert got.largest == "overhead"
 
 
