@@ -92,7 +92,7 @@ class CommRecorder:
             )
         rates = self._rates(steps, own)
         self._keep(steps, own, late, num_bytes)
-        self._draw(steps, begins_s, ready, end)
+        self._draw(steps, begins_s, ready, last_ready, end)
         nobody: list[float | None] = [None] * len(begins_s)
         return StepComm(
             _known(own.exposed_s),
@@ -220,7 +220,9 @@ class CommRecorder:
             if counts
         )
 
-    def _draw(self, steps: Steps, begins_s: Floats, ready: Floats, end: Floats) -> None:
+    def _draw(
+        self, steps: Steps, begins_s: Floats, ready: Floats, start: Floats, end: Floats
+    ) -> None:
         """Keep the first measured steps for the timeline, on rank 0's clock."""
         for index, number in enumerate(steps.numbers):
             if len(self._timeline) >= TIMELINE_STEPS:
@@ -237,6 +239,8 @@ class CommRecorder:
                             "kind": each.kind,
                             "num_bytes": each.num_bytes,
                             "ready_s": float(ready[index, column] - self._offset.offset_s),
+                            # It starts when the last rank has it ready.
+                            "start_s": float(start[index, column] - self._offset.offset_s),
                             "end_s": float(end[index, column] - self._offset.offset_s),
                         }
                         for column, each in enumerate(steps.collectives[index])

@@ -136,7 +136,7 @@ def test_the_clocks_of_other_hosts_are_taken_into_account(ahead_s: float) -> Non
     (drawn,) = own.summary()["timeline"]
     assert drawn["begin_s"] == 0  # on rank 0's clock
     assert drawn["collectives"] == [
-        {"kind": "all_reduce", "num_bytes": 600, "ready_s": 26, "end_s": 29}
+        {"kind": "all_reduce", "num_bytes": 600, "ready_s": 26, "start_s": 26, "end_s": 29}
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from dpexp.losses import make_loss
 from dpexp.masking import MaskedTargets
 from dpexp.metrics import make_scoring
 from dpexp.parallel import Context, make_strategy
+from dpexp.parallel.collectives import CollectiveLog
 from dpexp.recorder import Recorder
 from dpexp.records import PHASES, StepRecord
+from dpexp.rows import Row
 from dpexp.schedule import GlobalBatch
 from dpexp.schema import StrategyName, Task
 from dpexp.shapes import ShapeLog
@@ -150,6 +153,42 @@ def test_gradients_are_exchanged_with_the_last_micro_batch_only(
     bench.run(6)
     one = [(False, "forward"), (False, "backward")]
     assert seen == [*one, *one, (True, "forward"), (True, "backward")]
+
+
+def test_between_two_steps_there_is_a_pause_that_no_step_has_in_its_time() -> None:
+    bench, paused = Bench(), []
+
+    def pause(inputs: Inputs, global_rows: int) -> None:
+        paused.append((inputs.args[0].tolist(), global_rows, len(bench.sink.records)))
+        bench.work.clock.mark()  # takes time
+        bench.work.clock.mark()
+
+    bench.work = replace(bench.work, pause_after=1, pause=pause)
+    records = bench.run(2, 3, 4)
+    # Once, with what step 1 had, after that step was written.
+    assert paused == [([0.0, 1.0, 2.0], 3, 2)]
+    assert [phases(record) for record in records] == [[1] * 6] * 3
+
+
+def test_a_run_that_ends_before_its_pause_has_none() -> None:
+    bench = Bench()
+    bench.work = replace(bench.work, pause_after=2, pause=lambda *_: pytest.fail("paused"))
+    assert len(bench.run(2, 2)) == 2
+
+
+def test_a_row_has_the_collectives_of_its_own_step_only() -> None:
+    bench = Bench()
+    log = bench.strategy.log = CollectiveLog(bench.work.clock, 2, blocking=False)
+    bench.model.weight.register_hook(  # type: ignore[union-attr, operator]
+        lambda _gradient: log.done(log.begin("all_reduce", 4))
+    )
+    rows: list[Row] = []
+    bench.work.recorder.add = rows.append  # type: ignore[method-assign]
+    bench.run(2, 2)
+    assert [len(row.collectives) for row in rows] == [1, 1]
+    first, second = (row.collectives[0] for row in rows)
+    assert first is not second
+    assert rows[1].marks[3] < second.ready < second.end < rows[1].marks[4]  # in backward
 
 
 def test_an_evaluation_counts_every_batch() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from builders import make_facts, make_plan_for, make_rank_result, make_summary
 
@@ -121,3 +123,125 @@ def test_a_failed_run_keeps_its_facts_and_has_no_figures() -> None:
     assert (result.status, result.label, result.num_processes) == ("failed", "ddp-n2", 2)
     assert result.error == error
     assert (result.timing, result.throughput, result.samples_seen) == (None, None, None)
+
+
+def comm_of(exposed_s: float, waiting_s: float | None, **changes: Any) -> dict[str, Any]:
+    """What a rank says of its communication."""
+    return {
+        "bytes_per_step": 48.0,
+        "collectives_per_step": 1.0,
+        "bus_gb_per_s": 0.5,
+        "comm_exposed_mean_s": exposed_s,
+        "comm_overlapped_mean_s": 0.25,
+        "straggler_wait_mean_s": waiting_s,
+        "exposed_backward_mean_s": exposed_s,
+        "waiting_backward_mean_s": waiting_s,
+        "clock_offset_s": 0.0,
+        "clock_error_s": 0.0,
+        "stragglers": None,
+        "timeline": ["much"],
+        **changes,
+    }
+
+
+def calibration(alone_s: float) -> dict[str, Any]:
+    return {"pairs": 4, "backward_without_exchange_s": alone_s}
+
+
+def test_what_collectives_cost_is_told_per_rank_with_the_rate_of_the_link() -> None:
+    found = {"rank": 1, "phase": "forward", "steps": 3, "ranks": []}
+    first = comm_of(0.1, 0.2, stragglers=found, calibration=calibration(0.7))
+    second = comm_of(
+        0.3, 0.0, bus_gb_per_s=2.0, clock_offset_s=5.0, clock_error_s=0.001,
+        calibration=calibration(0.8),
+    )  # fmt: skip
+    ranks = [make_rank_result(0, comm=first), make_rank_result(1, comm=second)]
+    result = assemble(make_plan_for("ddp", 2), ENVIRONMENT, ranks)
+    assert result.comm == {
+        "bytes_per_step": 48.0,
+        "collectives_per_step": 1.0,
+        "calibration": calibration(0.7),
+        # A rank that waits in a collective for others sees a slower link than there is.
+        "bus_gb_per_s": 2.0,
+        "ranks": [
+            {
+                "rank": 0,
+                "comm_exposed_mean_s": 0.1,
+                "comm_overlapped_mean_s": 0.25,
+                "straggler_wait_mean_s": 0.2,
+                "exposed_backward_mean_s": 0.1,
+                "waiting_backward_mean_s": 0.2,
+                "backward_without_exchange_s": 0.7,
+            },
+            {
+                "rank": 1,
+                "comm_exposed_mean_s": 0.3,
+                "comm_overlapped_mean_s": 0.25,
+                "straggler_wait_mean_s": 0.0,
+                "exposed_backward_mean_s": 0.3,
+                "waiting_backward_mean_s": 0.0,
+                "backward_without_exchange_s": 0.8,
+            },
+        ],
+    }
+    assert result.stragglers == {
+        **found, "clock_offsets_s": [0.0, 5.0], "clock_error_s": 0.001,
+    }  # fmt: skip
+
+
+def test_a_single_process_has_communication_but_no_stragglers() -> None:
+    ranks = [make_rank_result(0, comm=comm_of(0.1, None, bus_gb_per_s=None))]
+    result = assemble(make_plan_for("dp", 2), ENVIRONMENT, ranks)
+    assert result.comm is not None
+    assert (result.comm["bus_gb_per_s"], result.comm["calibration"]) == (None, None)
+    assert result.comm["ranks"][0]["straggler_wait_mean_s"] is None
+    assert result.stragglers is None
+
+
+def test_where_collectives_are_not_timed_both_are_null() -> None:
+    result = assemble(make_plan_for("ddp", 2), ENVIRONMENT, [make_rank_result(r) for r in (0, 1)])
+    assert (result.comm, result.stragglers) == (None, None)
+
+
+def test_a_run_that_ended_early_keeps_what_its_ranks_knew() -> None:
+    """Only rank 1 could still say something."""
+    error = ErrorRecord("crash", "SIGKILL", "killed", rank=0)
+    left = [make_rank_result(1, comm=comm_of(0.1, None))]
+    result = ended_early(make_plan_for("ddp", 2), ENVIRONMENT, "failed", error, left)
+    assert result.comm is not None
+    assert [each["rank"] for each in result.comm["ranks"]] == [1]
+    assert result.stragglers is None
+
+
+def test_the_mean_of_each_phase_is_told_per_rank() -> None:
+    timing = {"step": make_summary(0.125), "data": make_summary(0.025), "gather": make_summary(1)}
+    ranks = [make_rank_result(timing={**timing, "comm_exposed": make_summary(2)})]
+    (rank,) = assemble(make_plan_for("dp", 2), ENVIRONMENT, ranks).ranks
+    assert rank["phase_mean_s"] == {"data": 0.025}  # what adds up to the step, and no parts
+
+
+@pytest.mark.parametrize(
+    ("inject", "told"),
+    [
+        ({}, []),
+        ({"collective_delay_s": 0.05}, ["each collective takes 0.05 s longer"]),
+        ({"slow_rank": 1, "slow_factor": 1.5}, ["rank 1 computes 1.5 times as long"]),
+        ({"data_delay_s": 0.1}, ["each batch takes 0.1 s longer to fetch"]),
+        (
+            {"data_delay_s": 0.1, "data_rank": 0},
+            ["each batch takes 0.1 s longer to fetch on rank 0"],
+        ),
+        ({"noisy_rank": 0, "noise_s": 0.02}, ["rank 0 pauses for 0.02 s a step on average"]),
+        (
+            {"die_rank": 0, "hang_rank": 1, "at_step": 3},
+            ["rank 0 kills itself at step 3", "rank 1 hangs at step 3"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_disturbed_run_says_by_what(inject: dict[str, Any], told: list[str]) -> None:
+    plan = make_plan_for("ddp", 2, inject=inject)
+    ranks = [make_rank_result(rank) for rank in range(2)]
+    assert assemble(plan, ENVIRONMENT, ranks).injected == told
+    error = ErrorRecord("crash", "SIGKILL", "killed", rank=0)
+    assert ended_early(plan, ENVIRONMENT, "failed", error, []).injected == told

@@ -295,3 +295,37 @@ def masked_tokens(rows: int = 11) -> Rows:
     left_out = torch.arange(6) < (torch.arange(rows) % 7).reshape(-1, 1)
     wanted[left_out] = -100
     return Rows(tokens[:, :-1].contiguous(), wanted)
+
+
+class Changing(nn.Module):
+    """A step changes its buffers and draws random numbers, of 5 features for 2 targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(len(rows), 8)
+        return self.last(self.drop(self.norm(self.first(rows))) * noise)  # type: ignore[no-any-return]
+
+
+class SparseWords(nn.Module):
+    """The gradient of its embedding has only the rows that were used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 4, sparse=True)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.last(self.words(words).mean(dim=1))  # type: ignore[no-any-return]
+
+
+def words(rows: int = 20) -> Rows:
+    """Three words a row of a vocabulary of 50, and a number."""
+    generator = drawn()
+    inputs = torch.randint(0, 50, (rows, 3), generator=generator)
+    return Rows(inputs, torch.randn(rows, 1, generator=generator))

@@ -13,7 +13,8 @@ from typing import Any
 from dpexp.files import write_whole
 from dpexp.records import PHASES, RankResult
 
-TRACKS = {1: "phases", 2: "collectives"}
+PHASE_TRACK = 1
+FIRST_TRACK = 2  # of collectives; one each, since they may overlap
 
 
 def write_timeline(path: Path, ranks: Sequence[RankResult]) -> None:
@@ -26,29 +27,37 @@ def write_timeline(path: Path, ranks: Sequence[RankResult]) -> None:
 
 
 def _rank_events(rank: RankResult, zero_s: float) -> list[dict[str, Any]]:
-    """A process per rank, with a track for its phases and one for its collectives."""
-    name = {"name": f"rank {rank.rank} on {rank.device}"}
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": rank.rank, "args": name}
-    ]
-    for track, label in TRACKS.items():
-        events.append(
-            {
-                "ph": "M", "name": "thread_name", "pid": rank.rank, "tid": track,
-                "args": {"name": label},
-            }
-        )  # fmt: skip
-    for step in (rank.comm or {})["timeline"]:
-        at_s = step["begin_s"] - zero_s
+    """A process per rank, with a track for its phases and one for each collective of a step."""
+    steps = (rank.comm or {})["timeline"]
+    widest = max((len(step["collectives"]) for step in steps), default=0)
+    events = [_name("process_name", rank.rank, 0, f"rank {rank.rank} on {rank.device}")]
+    events.append(_name("thread_name", rank.rank, PHASE_TRACK, "phases"))
+    for index in range(widest):
+        label = f"collective {index}"
+        events.append(_name("thread_name", rank.rank, FIRST_TRACK + index, label))
+    for step in steps:
+        at_s, number = step["begin_s"] - zero_s, {"step": step["step"]}
         for phase, seconds in zip(PHASES, step["phases_s"], strict=True):
-            events.append(_slice(phase, rank.rank, 1, at_s, seconds, {"step": step["step"]}))
+            events.append(_slice(phase, rank.rank, PHASE_TRACK, at_s, seconds, number))
             at_s += seconds
-        for each in step["collectives"]:
-            begin_s = each["ready_s"] - zero_s
-            known = {"step": step["step"], "bytes": each["num_bytes"]}
-            length_s = each["end_s"] - each["ready_s"]
-            events.append(_slice(each["kind"], rank.rank, 2, begin_s, length_s, known))
+        for index, each in enumerate(step["collectives"]):
+            known = {**number, "bytes": each["num_bytes"]}
+            # Two ranks' clocks may differ by a little: it ends after it starts all the same.
+            start_s = min(each["start_s"], each["end_s"])
+            spans = {
+                "waiting for other ranks": (each["ready_s"], start_s),
+                each["kind"]: (start_s, each["end_s"]),
+            }
+            events += [
+                _slice(name, rank.rank, FIRST_TRACK + index, from_s - zero_s, to_s - from_s, known)
+                for name, (from_s, to_s) in spans.items()
+                if to_s > from_s
+            ]
     return events
+
+
+def _name(kind: str, rank: int, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "args": {"name": name}}
 
 
 def _slice(

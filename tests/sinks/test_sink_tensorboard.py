@@ -107,6 +107,26 @@ def test_a_dp_training_step_also_has_its_parts_its_loss_and_each_devices_rows(
     assert rows == [[(0, 3.0)], [(0, 3.0)], [(0, 3.0)], [(0, 0.0)]]
 
 
+def test_what_collectives_cost_has_scalars_in_milliseconds_bytes_and_gigabytes_a_second(
+    sink: TensorBoardSink, tmp_path: Path
+) -> None:
+    costs = {"comm_exposed_s": 0.002, "comm_overlapped_s": 0.0, "comm_bytes": 4096}
+    sink.write(
+        [
+            make_record(0, **costs, straggler_wait_s=0.5, bus_bytes_per_s=2.5e9),
+            make_record(1, **costs),  # one rank only; too short for the clock
+        ]
+    )
+    assert scalars(tmp_path, "time/comm_exposed_ms") == [
+        (0, pytest.approx(2)),
+        (1, pytest.approx(2)),
+    ]
+    assert scalars(tmp_path, "time/comm_overlapped_ms") == [(0, 0.0), (1, 0.0)]
+    assert scalars(tmp_path, "comm/bytes_per_step") == [(0, 4096.0), (1, 4096.0)]
+    assert scalars(tmp_path, "time/straggler_wait_ms") == [(0, pytest.approx(500))]
+    assert scalars(tmp_path, "comm/bus_gb_per_s") == [(0, pytest.approx(2.5))]
+
+
 def test_one_event_carries_all_scalars_of_a_step_and_steps_increase(
     sink: TensorBoardSink, tmp_path: Path
 ) -> None:

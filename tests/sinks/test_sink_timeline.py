@@ -12,16 +12,22 @@ from dpexp.records import PHASES, RankResult
 from dpexp.sinks import write_timeline
 
 
-def drawn(step: int, begin_s: float, *collectives: tuple[float, float]) -> dict[str, Any]:
+def drawn(step: int, begin_s: float, *collectives: tuple[float, float, float]) -> dict[str, Any]:
     """A step whose phases take 1 to 6 ms."""
     return {
         "step": step,
         "begin_s": begin_s,
         "phases_s": [0.001, 0.002, 0.003, 0.004, 0.005, 0.006],
         "collectives": [
-            {"kind": "all_reduce", "num_bytes": 48, "ready_s": ready, "end_s": end}
-            for ready, end in collectives
-        ],
+            {
+                "kind": "all_reduce",
+                "num_bytes": 48,
+                "ready_s": ready,
+                "start_s": start,
+                "end_s": end,
+            }
+            for ready, start, end in collectives
+        ],  # fmt: skip
     }
 
 
@@ -58,15 +64,26 @@ def test_phases_follow_each_other_from_the_first_steps_begin(tmp_path: Path) -> 
     assert numbers == [3] * 6 + [4] * 6
 
 
-def test_collectives_have_a_track_of_their_own_with_their_bytes(tmp_path: Path) -> None:
-    trace = written(tmp_path, rank_of(0, drawn(0, 500.0, (500.007, 500.0095))))
+def test_a_collective_is_a_wait_for_the_last_rank_and_then_transport(tmp_path: Path) -> None:
+    trace = written(tmp_path, rank_of(0, drawn(0, 500.0, (500.007, 500.008, 500.0095))))
+    assert slices(trace, 0, 2) == [
+        ("waiting for other ranks", 7000, 1000),
+        ("all_reduce", 8000, 1500),
+    ]
+    for event in trace["traceEvents"]:
+        if event["tid"] == 2 and event["ph"] == "X":
+            assert event["args"] == {"step": 0, "bytes": 48}
+
+
+def test_collectives_of_a_step_that_overlap_have_a_track_each(tmp_path: Path) -> None:
+    both = drawn(0, 500.0, (500.007, 500.007, 500.0095), (500.008, 500.008, 500.01))
+    trace = written(tmp_path, rank_of(0, both))
     assert slices(trace, 0, 2) == [("all_reduce", 7000, 2500)]
-    (event,) = (e for e in trace["traceEvents"] if e.get("tid") == 2 and e["ph"] == "X")
-    assert event["args"] == {"step": 0, "bytes": 48}
+    assert slices(trace, 0, 3) == [("all_reduce", 8000, 2000)]
 
 
 def test_the_ranks_are_processes_on_one_axis(tmp_path: Path) -> None:
-    late = drawn(0, 500.002, (500.008, 500.009))
+    late = drawn(0, 500.002, (500.008, 500.008, 500.009))
     trace = written(tmp_path, rank_of(0, drawn(0, 500.0)), rank_of(1, late))
     assert slices(trace, 0, 1)[0] == ("data", 0, 1000)
     assert slices(trace, 1, 1)[0] == ("data", 2000, 1000)
@@ -77,13 +94,13 @@ def test_the_ranks_are_processes_on_one_axis(tmp_path: Path) -> None:
         if event["ph"] == "M"
     }
     assert names == {
-        (0, None): "rank 0 on cpu", (0, 1): "phases", (0, 2): "collectives",
-        (1, None): "rank 1 on cpu", (1, 1): "phases", (1, 2): "collectives",
+        (0, 0): "rank 0 on cpu", (0, 1): "phases",
+        (1, 0): "rank 1 on cpu", (1, 1): "phases", (1, 2): "collective 0",
     }  # fmt: skip
 
 
 def test_the_file_is_what_chrome_calls_a_trace(tmp_path: Path) -> None:
-    trace = written(tmp_path, rank_of(0, drawn(0, 1.0, (1.001, 1.002))))
+    trace = written(tmp_path, rank_of(0, drawn(0, 1.0, (1.001, 1.001, 1.002))))
     assert set(trace) == {"traceEvents", "displayTimeUnit"}
     for event in trace["traceEvents"]:
         assert event["ph"] in ("M", "X")
