@@ -27,7 +27,7 @@ def drawn(step: int, begin_s: float, *collectives: tuple[float, float, float]) -
                 "end_s": end,
             }
             for ready, start, end in collectives
-        ],  # fmt: skip
+        ],
     }
 
 
