@@ -170,7 +170,7 @@ SCENARIOS = (
     ),
     Scenario(
         "each collective takes 50 ms longer, two buckets, one behind the computation",
-        (f"inject.collective_delay_s={DELAY_S}", TWO_BUCKETS, "+model.row_s=0.003", "steps=10"),
+        (f"inject.collective_delay_s={DELAY_S}", TWO_BUCKETS, "+model.row_s=0.004", "steps=10"),
         (
             amounts_to("more exposed, by buckets", by_buckets, MS),
             amounts_to("more exposed, by calibration", by_calibration, MS),
