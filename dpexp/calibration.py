@@ -1,14 +1,15 @@
 """What exchanging gradients costs, found by leaving it out.
 
 After the warm-up, extra steps with and without the exchange take turns on one batch. Their
-gradients are thrown away; weights, buffers and random numbers are as before afterwards.
+gradients are thrown away; weights, buffers, counters and random numbers are as before afterwards.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from dpexp.loop import Work, forward_backward
 from dpexp.plan import RunPlan
 from dpexp.schema import CommHook, StrategyName
 from dpexp.training import Training
+
+# Attributes of a module that a forward can only replace, not write into.
+PLAIN = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None))
 
 
 def why_not(plan: RunPlan) -> str | None:
@@ -83,8 +87,8 @@ def calibrate(
 
 @contextmanager
 def _restored(model: nn.Module, work: Work) -> Iterator[None]:
-    """Buffers, random numbers and the shape log come out as they went in."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    """Buffers, plain attributes, random numbers and the shape log come out as they went in."""
+    held = [_held(module) for module in model.modules()]
     own, numbers, legacy = torch.get_rng_state(), random.getstate(), np.random.get_state()
     device = torch.cuda.get_rng_state() if work.strategy.device.type == "cuda" else None
     work.shapes.off = True
@@ -92,11 +96,46 @@ def _restored(model: nn.Module, work: Work) -> Iterator[None]:
         yield
     finally:
         work.shapes.off = False
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        for put_back in held:
+            put_back()
         torch.set_rng_state(own)
         random.setstate(numbers)
         np.random.set_state(legacy)
         if device is not None:
             torch.cuda.set_rng_state(device)
+
+
+def _held(module: nn.Module) -> Callable[[], None]:
+    """What puts back a module's own buffers, and attributes that forward may count or draw with.
+
+    Attributes of other kinds, a list of past outputs say, are left as they are.
+    """
+    # A forward may write into a buffer, or put another tensor in its place.
+    buffers = {
+        name: (buffer, buffer.detach().clone())
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    }
+    attributes = vars(module)
+    plain = {name: value for name, value in attributes.items() if isinstance(value, PLAIN)}
+    generators: list[Callable[[], Any]] = []
+    for value in attributes.values():
+        if isinstance(value, torch.Generator):
+            generators.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            generators.append(partial(value.setstate, value.getstate()))
+        elif isinstance(value, np.random.Generator):
+            generators.append(
+                partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+            )
+
+    def put_back() -> None:
+        for name, (buffer, before) in buffers.items():
+            with torch.no_grad():
+                buffer.copy_(before)
+            module._buffers[name] = buffer
+        attributes.update(plain)
+        for generator in generators:
+            generator()
+
+    return put_back

@@ -28,6 +28,7 @@ LAYERS: dict[int, list[str]] = {
         "exposure",
         "extras",
         "files",
+        "rates",
         "records",
         "stats",
         "stragglers",

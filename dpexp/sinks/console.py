@@ -8,6 +8,7 @@ from typing import final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dpexp.rates import RateMeter
 from dpexp.records import StepRecord
 from dpexp.sinks.base import Sink
 from dpexp.timing import now_s
@@ -15,11 +16,14 @@ from dpexp.timing import now_s
 # Short work needs no progress: nothing is shown before this.
 QUIET_S = 1.5
 LINE_EVERY_S = 5.0
+# What is shown is the rate of so many seconds: a bar that slows down should show it. The run's
+# throughput is another figure, and has another name.
+LATELY_S = 5.0
 
 
 @final
 class ProgressSink(Sink):
-    """Rate and remaining time, updated at each flush, on stderr."""
+    """The rate of the last seconds and the remaining time, updated at each flush, on stderr."""
 
     def __init__(self, label: str, total_steps: int | None) -> None:
         self._label = label
@@ -29,19 +33,22 @@ class ProgressSink(Sink):
         self._line_s = self._began_s
         self._done = 0
         self._rows = 0
+        self._meter = RateMeter(LATELY_S, self._began_s)
         self._bar: Progress | None = None
 
     def write(self, records: Sequence[StepRecord]) -> None:
         self._done += len(records)
         self._rows += sum(record.global_rows for record in records)
-        elapsed_s = now_s() - self._began_s
-        if elapsed_s < QUIET_S:
+        at_s = now_s()
+        self._meter.read(at_s, self._rows)
+        elapsed_s, lately = at_s - self._began_s, self._meter.lately_per_s
+        if elapsed_s < QUIET_S or lately is None:
             return
-        rate = f"{self._rows / elapsed_s:,.0f} samples/s"
+        rate = f"{lately:,.0f} samples/s lately"
         if self._console.is_terminal:
             self._update_bar(rate)
-        elif now_s() - self._line_s >= LINE_EVERY_S:
-            self._line_s = now_s()
+        elif at_s - self._line_s >= LINE_EVERY_S:
+            self._line_s = at_s
             of, left = "", ""
             if self._total is not None:  # a stream ends when it ends
                 left_s = elapsed_s / self._done * (self._total - self._done)
