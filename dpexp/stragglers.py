@@ -100,7 +100,7 @@ class StragglerCount:
         }
 
     def _is_named(self, slowest: int, late_s: Floats, means: Floats, weights: Floats) -> bool:
-        """Whether one rank is later than each other by more than chance, clocks and a notable time."""
+        """Whether one rank is later than each other one by more than chance and clocks explain."""
         if len(means) < 2:
             return False
         step_s = self._step_s / self._steps
