@@ -66,7 +66,8 @@ class CommRecorder:
         self._bytes = 0
         self._count = 0
         self._steps = 0
-        self._stragglers = StragglerCount(comm.world_size) if self._several else None
+        error_s = comm.max(self._offset.error_s)
+        self._stragglers = StragglerCount(comm.world_size, error_s) if self._several else None
         self._timeline: list[dict[str, Any]] = []
 
     def account(self, steps: Steps, *, together: bool) -> StepComm:
@@ -164,7 +165,10 @@ class CommRecorder:
         if self._stragglers is not None and self._comm.rank == 0:
             late = self._late(arrivals)
             step_s = steps.phases_s.sum(axis=1)
-            self._stragglers.add(late[:, measured], all_legs[:, measured], step_s[measured])
+            meetings = width if self._blocking else 1
+            self._stragglers.add(
+                late[:, measured], all_legs[:, measured], step_s[measured], meetings
+            )
         last: Floats = np.fmax.reduce(arrivals, axis=0) + offset_s
         return np.where(np.isnan(ready), np.nan, last)  # nobody waits where it does not take part
 

@@ -31,10 +31,13 @@ class StragglerCount:
 
     Args:
         world_size: number of ranks, at least 2.
+        clock_error_s: how far off any of their clocks may be (see clocks.py).
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, clock_error_s: float = 0.0) -> None:
         self._ranks = world_size
+        self._clock_error_s = clock_error_s
+        self._meetings = 0
         self._steps = 0
         self._step_s = 0.0
         self._last = np.zeros(world_size)
@@ -42,7 +45,7 @@ class StragglerCount:
         self._legs_s = np.zeros((world_size, len(LEGS)))
         self._groups: list[tuple[int, Floats]] = []
 
-    def add(self, late_s: Floats, legs_s: Floats, step_s: Floats) -> None:
+    def add(self, late_s: Floats, legs_s: Floats, step_s: Floats, meetings: int = 1) -> None:
         """Count some steps.
 
         Args:
@@ -50,11 +53,13 @@ class StragglerCount:
                 meetings of a step. The last one has the largest number.
             legs_s: shape [ranks, steps, legs]; what each rank spent on each of LEGS before.
             step_s: shape [steps].
+            meetings: the most in a step whose lateness is added up.
         """
         steps = late_s.shape[1]
         if not steps:
             return
         self._steps += steps
+        self._meetings = max(self._meetings, meetings)
         self._step_s += float(step_s.sum())
         last = late_s.argmax(axis=0)
         others = (late_s.max(axis=0) * self._ranks - late_s.sum(axis=0)) / (self._ranks - 1)
@@ -95,17 +100,19 @@ class StragglerCount:
         }
 
     def _is_named(self, slowest: int, late_s: Floats, means: Floats, weights: Floats) -> bool:
-        """Whether one rank is later than each other one by more than chance and a notable time."""
+        """Whether one rank is later than each other one by more than chance and clocks explain."""
         if len(means) < 2:
             return False
         step_s = self._step_s / self._steps
         sure = t_quantile(1 - CHANCE, len(means) - 1)
+        # A clock that is off is off in every step: no number of steps makes that smaller.
+        least_s = max(NOTABLE * step_s, 2 * self._clock_error_s * self._meetings)
         for rank in range(self._ranks):
             if rank == slowest:
                 continue
             ahead_s = late_s[slowest] - late_s[rank]
             apart = means[:, slowest] - means[:, rank]
-            if ahead_s <= NOTABLE * step_s or ahead_s <= sure * standard_error(apart, weights):
+            if ahead_s <= least_s or ahead_s <= sure * standard_error(apart, weights):
                 return False
         return True
 

@@ -237,20 +237,24 @@ class _PlayedComm(FakeComm):
 
 
 def together(
-    world_size: int, part: Callable[[Comm], Result], offsets_s: Sequence[float] | None = None
+    world_size: int,
+    part: Callable[[Comm], Result],
+    offsets_s: Sequence[float] | None = None,
+    error_s: float = 0.0,
 ) -> list[Result]:
     """What each of several ranks comes to: threads that meet as processes would.
 
     Args:
         part: what a rank does with its communicator.
-        offsets_s: how far ahead of rank 0's clock each one's is, known without an error.
+        offsets_s: how far ahead of rank 0's clock each one's is, as far as is known.
+        error_s: how far off that may be.
     """
     meeting = _Meeting(world_size)
     offsets_s = offsets_s or [0.0] * world_size
 
     def play(rank: int) -> Result:
         try:
-            return part(_MeetingComm(meeting, rank, offsets_s[rank]))
+            return part(_MeetingComm(meeting, rank, ClockOffset(offsets_s[rank], error_s)))
         except BaseException:
             meeting.barrier.abort()  # nobody shall wait for this one
             raise
@@ -266,10 +270,10 @@ class _Meeting:
 
 
 class _MeetingComm(FakeComm):
-    def __init__(self, meeting: _Meeting, rank: int, offset_s: float) -> None:
+    def __init__(self, meeting: _Meeting, rank: int, offset: ClockOffset) -> None:
         super().__init__(rank, len(meeting.brought))
         self._meeting = meeting
-        self._offset_s = offset_s
+        self._offset = offset
 
     def gather(self, value: Any) -> list[Any] | None:
         met = self._meet(value)
@@ -279,7 +283,7 @@ class _MeetingComm(FakeComm):
         return torch.stack(self._meet(values))
 
     def clock(self) -> ClockOffset:
-        return ClockOffset(self._offset_s, 0.0)
+        return self._offset
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._meet(values)).sum(dim=0)

@@ -156,6 +156,23 @@ def test_the_late_rank_is_named_by_rank_zero_with_its_phase() -> None:
     assert one["late_mean_s"] == pytest.approx(6.025 / 2)
 
 
+@pytest.mark.parametrize(("error_s", "named"), [(2.9, 1), (3.1, None)])
+def test_a_difference_that_the_clocks_may_have_made_names_nobody(
+    error_s: float, named: int | None
+) -> None:
+    late = steps(*[buckets((26 + 0.01 * step, 29)) for step in range(6)])
+    both = [steps(*[buckets((20, 29))] * 6), late]
+
+    def rank(comm: Comm) -> dict[str, Any]:
+        own = recorder(comm)
+        own.account(both[comm.rank], together=True)
+        return own.summary()
+
+    first, _ = together(2, rank, error_s=error_s)
+    assert first["stragglers"]["rank"] == named
+    assert first["clock_error_s"] == error_s
+
+
 def test_warm_up_steps_name_nobody() -> None:
     early = steps(*[buckets((20, 29))] * 6, warmup=6)
     late = steps(*[buckets((26, 29))] * 6, warmup=6)

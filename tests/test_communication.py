@@ -166,6 +166,25 @@ def test_fp16_halves_the_bytes(run: Runs) -> None:
     assert exchanged(anatomy(*TRAIN, *SPREAD["ddp"], "parallel.comm_hook=fp16")) == [260]
 
 
+def test_powersgd_sends_factors_once_it_has_begun(run: Runs) -> None:
+    options = ("comm_hook=powersgd", "powersgd_rank=1", "powersgd_start=2")
+    spread = ("parallel=ddp", "num_devices=2")
+    overrides = (*TRAIN, *spread, *(f"parallel.{option}" for option in options))
+    # Of 16 x 5 numbers 21; 2 x 16 would be 18, no gain; biases of 16 and 2.
+    factors = (21 + 32 + 18) * 4
+    assert exchanged(anatomy(*overrides)) == [factors]
+    assert column(run(*overrides), "comm_bytes") == [520, 520, factors, factors]
+
+
+def test_powersgd_with_several_buckets_is_refused_on_gloo(run: Runs) -> None:
+    """torch would wait for ever in the first step that compresses."""
+    with pytest.raises(dpexp.ConfigError) as caught:
+        run(*TRAIN, *SPREAD["ddp"], "parallel.comm_hook=powersgd")
+    error = caught.value
+    assert "parallel.comm_hook" in str(error)
+    assert "one bucket" in str(error) and "parallel.bucket_cap_mb=1" in str(error)
+
+
 # Measuring changes nothing
 
 

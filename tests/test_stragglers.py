@@ -82,6 +82,17 @@ def test_less_than_a_hundredth_of_a_step_holds_nobody_up() -> None:
     assert counted(late([0, 0, 0, 0], [0.011, 0.0111, 0.011, 0.0111]))["rank"] == 1
 
 
+@pytest.mark.parametrize(("meetings", "named"), [(1, 1), (3, None)])
+def test_less_than_the_clocks_may_be_off_names_nobody(meetings: int, named: int | None) -> None:
+    """Two clocks, each off by up to 0.1 s: 0.2 s for one meeting, 0.6 s for three of a step."""
+    late_s = late([0] * 6, [0.5, 0.51] * 3)
+    count = StragglerCount(2, clock_error_s=0.1)
+    count.add(late_s, legs(late_s), np.ones(6), meetings)
+    summary = count.summary()
+    assert summary is not None
+    assert summary["rank"] == named
+
+
 def test_one_step_or_equal_lateness_of_two_ranks_names_nobody() -> None:
     assert counted(late([0], [5]))["rank"] is None
     assert counted(late([0, 0], [0.5, 0.6], [0.5, 0.6]))["rank"] is None

@@ -16,6 +16,7 @@ from dpexp.parallel.base import Strategy
 from dpexp.parallel.chunks import own_or_borrowed, weighted
 from dpexp.parallel.hooks import add_comm_hook
 from dpexp.schedule import Indices, chunk_sizes
+from dpexp.schema import CommHook
 
 
 @final
@@ -46,6 +47,8 @@ class DistributedDataParallel(Strategy):
                 gradient_as_bucket_view=bool(options.gradient_as_bucket_view),
                 broadcast_buffers=bool(options.broadcast_buffers),
             )
+        if self.plan.backend == "gloo" and options.comm_hook is CommHook.powersgd:
+            _refuse_several_buckets(model, options.bucket_cap_mb or 0.0)
         self.log = self._timed_collectives(blocking=False)
         if add_comm_hook(self._wrapped, options, self.log):
             self.loss_divisor = 1.0
@@ -87,3 +90,27 @@ class DistributedDataParallel(Strategy):
     def close(self) -> None:
         # DDP must be gone before the process group is: see worker.py.
         del self._model, self._wrapped
+
+
+def _refuse_several_buckets(model: nn.Module, cap_mib: float) -> None:
+    """torch's PowerSGD waits for collectives inside the callbacks of others.
+
+    On gloo those of two buckets then wait for each other, for ever: a collective that never begins
+    does not time out either.
+    """
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.nbytes
+    if len(sizes) == 1 and sum(sizes.values()) <= cap_mib * 2**20:
+        return
+    mib = sum(sizes.values()) / 2**20
+    raise ConfigError(
+        "parallel.comm_hook",
+        "powersgd",
+        f"on gloo torch's PowerSGD needs all gradients in one bucket; here they are {mib:.3g} MiB "
+        f"of {len(sizes)} format{'s' if len(sizes) > 1 else ''}",
+        fix="parallel.comm_hook=fp16"
+        if len(sizes) > 1
+        else f"parallel.bucket_cap_mb={int(mib) + 1}",
+    )
