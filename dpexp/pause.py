@@ -37,3 +37,4 @@ class Pause:
             else:
                 self.calibration = {"pairs": 0, "reason": reason or "there is no warm-up before it"}
         self._beside.begin()
+        self._comm.max(0.0)  # rank 0 has read the machine: nobody begins the next step before it
