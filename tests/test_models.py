@@ -43,11 +43,11 @@ KINDS: dict[str, tuple[str, ...]] = {
 FOUR = ("dp on 2", "dp on 3", "ddp on 2", "fsdp on 2")
 # Variants of a kind that has all four already.
 VARIANTS = ("decoder that returns a dict", "nested records by keyword", "whole records")
-# Run with the slow tests.
-SLOW = {"dp on 3": [pytest.mark.slow]}
+# Run with the slow tests: dp on 3, and of dp and fsdp on 2 every second one, in turns.
+SLOW = ({"dp on 3", "dp on 2"}, {"dp on 3", "fsdp on 2"})
 PAIRS = [
-    pytest.param(kind, spread, marks=SLOW.get(spread, []))
-    for kind in KINDS
+    pytest.param(kind, spread, marks=[pytest.mark.slow] if spread in SLOW[place % 2] else [])
+    for place, kind in enumerate(KINDS)
     if kind not in VARIANTS
     for spread in FOUR
 ]

@@ -65,7 +65,12 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("ddp on 2",),
     ),
 }
-PAIRS = [(case, spread) for case, (_, spreads) in CASES.items() for spread in spreads]
+# Run with the slow tests: the neighbours of what `make test` runs.
+PAIRS = [
+    pytest.param(case, spread, marks=[pytest.mark.slow] if place and case != "mlp" else [])
+    for case, (_, spreads) in CASES.items()
+    for place, spread in enumerate(reversed(spreads))
+]
 BROKEN: dict[str, tuple[tuple[str, ...], str]] = {
     "a sum called a mean": (
         ("loss={_target_:userparity.hidden_sum}",),

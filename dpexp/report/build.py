@@ -15,6 +15,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from dpexp.comparing import WITHIN
 from dpexp.files import write_whole
 from dpexp.records import SCHEMA, read_run
 from dpexp.report.scaling import Cell, analyse
@@ -97,15 +98,16 @@ def _write_boards(folder: Path, cells: list[Cell]) -> None:
 def _write_board(folder: Path, cells: list[Cell]) -> None:
     writer = EventFileWriter(str(folder))
     for cell in sorted(cells, key=lambda cell: (cell.parallel, cell.num_devices or 0)):
+        figures = {
+            "samples_per_s": cell.samples_per_s,
+            "speedup": cell.speedup,
+            "efficiency": cell.efficiency,
+        }
+        if cell.speedup_scope != WITHIN:  # that of a single run does not know how runs differ
+            figures |= {"speedup_low": cell.speedup_low, "speedup_high": cell.speedup_high}
         values = [
             Summary.Value(tag=f"scaling/{cell.parallel}/{name}", simple_value=value)
-            for name, value in (
-                ("samples_per_s", cell.samples_per_s),
-                ("speedup", cell.speedup),
-                ("speedup_low", cell.speedup_low),
-                ("speedup_high", cell.speedup_high),
-                ("efficiency", cell.efficiency),
-            )
+            for name, value in figures.items()
             if value is not None
         ]
         writer.add_event(Event(step=cell.num_devices or 0, summary=Summary(value=values)))
