@@ -170,6 +170,15 @@ def test_in_a_sweep_a_cell_without_the_rank_is_not_disturbed_and_says_so() -> No
     assert injected(config, 2, 2) == ["rank 1 computes 1.2 times as long"]
 
 
+def test_where_there_are_no_collectives_none_is_delayed_and_a_sweep_says_so() -> None:
+    assert plan_refusal("none", 1, {"collective_delay_s": 0.1}).key == "inject.collective_delay_s"
+    config = make_config("none", inject={"collective_delay_s": 0.1})
+    plan = make_plan(config, make_facts(), in_sweep=True)
+    assert any("parallel=none has no collectives" in note for note in plan.notes)
+    assert injected(config, 1, 1) == []
+    make_plan_for("dp", 2, inject={"collective_delay_s": 0.1})
+
+
 def test_a_negative_rank_is_refused_in_a_sweep_too() -> None:
     config = make_config("ddp", num_devices=2, inject={"slow_rank": -1})
     with pytest.raises(ConfigError, match=r"inject\.slow_rank"):
