@@ -138,6 +138,18 @@ def injected(config: Config, num_devices: int, num_processes: int) -> list[str]:
     return [*told, *(f"rank {there[key]} {text}" for key, text in words.items() if key in there)]
 
 
+def not_reached(config: Config, steps: int) -> tuple[str, ...]:
+    """A note for each rank that was to end at a step which a run of `steps` steps did not have."""
+    inject = config.inject
+    ends = {"inject.die_rank": inject.die_rank, "inject.hang_rank": inject.hang_rank}
+    return tuple(
+        f"{key}={rank}: the run ended after {steps} steps, before inject.at_step={inject.at_step}; "
+        "nothing happened"
+        for key, rank in ends.items()
+        if rank is not None and inject.at_step >= steps
+    )
+
+
 def _ranks(
     config: Config, num_devices: int, num_processes: int
 ) -> dict[str, tuple[int | None, int, str]]:

@@ -8,7 +8,7 @@ import pytest
 from builders import make_config, make_facts, make_plan_for
 
 from dpexp.check import check
-from dpexp.check_measuring import injected
+from dpexp.check_measuring import injected, not_reached
 from dpexp.errors import ConfigError
 from dpexp.plan import make_plan
 from dpexp.schema import Task
@@ -116,6 +116,16 @@ def test_a_rank_cannot_end_after_the_last_step(key: str) -> None:
     assert (error.key, error.value) == ("inject.at_step", 3)
     assert (error.allowed, error.fix) == ("0 to 2", "inject.at_step=2")
     check(make_config("ddp", steps=3, inject={"at_step": 7}))  # nobody ends
+
+
+def test_a_run_that_ended_before_a_rank_could_says_so() -> None:
+    config = make_config("ddp", inject={"die_rank": 1, "at_step": 4})
+    assert not_reached(config, 5) == ()
+    (note,) = not_reached(config, 4)
+    assert note.startswith(
+        "inject.die_rank=1: the run ended after 4 steps, before inject.at_step=4"
+    )
+    assert not_reached(make_config("ddp"), 1) == ()
 
 
 # Ranks that are not there
