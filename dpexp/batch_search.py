@@ -62,7 +62,7 @@ def find_batch_size(
         ConfigError: there is no limit on a CPU, not even the smallest batch fits, or the ranks
             are torchrun's.
     """
-    smallest = _planned(config, facts, 1, least=True)
+    smallest = _planned(config, facts, 1, in_sweep, least=True)
     limit = _limit_bytes(config, smallest)
     if facts.outer_world_size is not None:
         raise ConfigError(
@@ -71,7 +71,7 @@ def find_batch_size(
             "the search starts processes of its own, and torchrun has started those of one run",
             fix="python -m dpexp without torchrun, then batch_size=<what it found>",
         )
-    search = _Search(config, facts, limit, user_dir)
+    search = _Search(config, facts, limit, user_dir, in_sweep=in_sweep)
     began_s = now_s()
     best = search.largest(_least(config, smallest))
     if search.failure is not None:
@@ -92,10 +92,18 @@ class _Search:
     """The tries so far, and the next ones."""
 
     def __init__(
-        self, config: Config, facts: HardwareFacts, limit: int | None, user_dir: Path
+        self,
+        config: Config,
+        facts: HardwareFacts,
+        limit: int | None,
+        user_dir: Path,
+        *,
+        in_sweep: bool = False,
     ) -> None:
         self._config, self._facts, self._limit, self._user_dir = config, facts, limit, user_dir
-        self._label = _planned(config, facts, 1, least=True).label
+        self._in_sweep = in_sweep
+        smallest = _planned(config, facts, 1, in_sweep, least=True)
+        self._label, self._devices = smallest.label, smallest.num_devices
         self.tries: list[Try] = []
         self.failure: RunResult | None = None
 
@@ -126,14 +134,12 @@ class _Search:
 
     def _unit(self) -> int:
         """The step between sizes: one row per device."""
-        weak = self._config.scaling is Scaling.weak
-        return 1 if weak else _planned(self._config, self._facts, 1, least=True).num_devices
+        return 1 if self._config.scaling is Scaling.weak else self._devices
 
     def _capped(self, rows: int) -> int:
         """The size at which a batch is the whole dataset, in rows as `batch_size` counts them."""
         if self._config.scaling is Scaling.weak:
-            devices = _planned(self._config, self._facts, 1, least=True).num_devices
-            return -(-rows // devices)
+            return -(-rows // self._devices)
         return rows
 
     def _attempt(self, size: int) -> Try:
@@ -162,7 +168,7 @@ class _Search:
             trace=False,
             inject=replace(self._config.inject, die_rank=None, hang_rank=None),
         )
-        plan = _planned(short, self._facts, size)
+        plan = _planned(short, self._facts, size, self._in_sweep)
         with tempfile.TemporaryDirectory(prefix="dpexp-try-") as name:
             folder = Path(name)
             job = RankJob(plan, {"variables": env.recorded()}, folder, self._limit)
@@ -180,16 +186,18 @@ class _Search:
         return Try(size, False, None, "failed for another reason")
 
 
-def _planned(config: Config, facts: HardwareFacts, size: int, *, least: bool = False) -> RunPlan:
+def _planned(
+    config: Config, facts: HardwareFacts, size: int, in_sweep: bool, *, least: bool = False
+) -> RunPlan:
     """The plan with a batch size put in; its config still says auto.
 
     Args:
         least: take the smallest batch that gives every device a row per micro-batch instead.
     """
-    plan = make_plan(replace(config, batch_size=size, accumulate=1), facts)
+    plan = make_plan(replace(config, batch_size=size, accumulate=1), facts, in_sweep=in_sweep)
     if least:
         size = _least(config, plan)
-    plan = make_plan(replace(config, batch_size=size), facts)
+    plan = make_plan(replace(config, batch_size=size), facts, in_sweep=in_sweep)
     return replace(plan, config=config)
 
 

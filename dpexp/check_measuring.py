@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpexp.errors import ConfigError
-from dpexp.schema import Config, Task
+from dpexp.schema import Config, StrategyName, Task
 
 # The longest disturbance that is one: a week.
 MOST_S = 7 * 24 * 3600.0
@@ -55,9 +55,9 @@ def check_measuring(config: Config) -> None:
 def check_ranks(
     config: Config, num_devices: int, num_processes: int, *, in_sweep: bool = False
 ) -> tuple[str, ...]:
-    """Refuse to disturb a rank that is not there.
+    """Refuse to disturb a rank that is not there, or collectives where there are none.
 
-    In a sweep another cell may have it: this one then runs undisturbed, as the ones without that
+    In a sweep another cell may have them: this one then runs undisturbed, as the ones without that
     rank have to.
 
     Returns:
@@ -66,7 +66,7 @@ def check_ranks(
     Raises:
         ConfigError: names the key, the value and the ranks.
     """
-    absent = []
+    absent = _without_collectives(config, in_sweep)
     for key, (rank, count, kind) in _ranks(config, num_devices, num_processes).items():
         if rank is None or 0 <= rank < count:
             continue
@@ -77,6 +77,21 @@ def check_ranks(
             raise ConfigError(key, rank, has, allowed=allowed, fix=f"{key}={count - 1}")
         absent.append(f"{key}={rank}: {has}, so this cell is not disturbed by it")
     return tuple(absent)
+
+
+def _without_collectives(config: Config, in_sweep: bool) -> list[str]:
+    """In a sweep the note that this cell has no collective to delay; else that is refused."""
+    key, delay_s = "inject.collective_delay_s", config.inject.collective_delay_s
+    if not delay_s or config.parallel.strategy is not StrategyName.none:
+        return []
+    if not in_sweep:
+        raise ConfigError(
+            key,
+            delay_s,
+            "parallel=none has no collectives, so nothing would be delayed",
+            fix="parallel=ddp, or inject.data_delay_s for slow data",
+        )
+    return [f"{key}={delay_s:g}: parallel=none has no collectives, so this cell is not delayed"]
 
 
 def check_sleeps(config: Config, device_type: str) -> None:
@@ -109,7 +124,7 @@ def injected(config: Config, num_devices: int, num_processes: int) -> list[str]:
         for key, (rank, count, _) in _ranks(config, num_devices, num_processes).items()
         if rank is not None and rank < count
     }
-    if inject.collective_delay_s:
+    if inject.collective_delay_s and config.parallel.strategy is not StrategyName.none:
         told.append(f"each collective takes {inject.collective_delay_s:g} s longer")
     if inject.data_delay_s and (inject.data_rank is None or "inject.data_rank" in there):
         where = "" if inject.data_rank is None else f" on rank {inject.data_rank}"
@@ -121,6 +136,18 @@ def injected(config: Config, num_devices: int, num_processes: int) -> list[str]:
         "inject.hang_rank": f"hangs at step {inject.at_step}",
     }
     return [*told, *(f"rank {there[key]} {text}" for key, text in words.items() if key in there)]
+
+
+def not_reached(config: Config, steps: int) -> tuple[str, ...]:
+    """A note for each rank that was to end at a step which a run of `steps` steps did not have."""
+    inject = config.inject
+    ends = {"inject.die_rank": inject.die_rank, "inject.hang_rank": inject.hang_rank}
+    return tuple(
+        f"{key}={rank}: the run ended after {steps} steps, before inject.at_step={inject.at_step}; "
+        "nothing happened"
+        for key, rank in ends.items()
+        if rank is not None and inject.at_step >= steps
+    )
 
 
 def _ranks(

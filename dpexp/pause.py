@@ -23,11 +23,13 @@ class Pause:
         self._work, self._built, self._plan, self._comm = work, built, plan, comm
         self._beside = beside
         self.calibration: dict[str, Any] | None = None
+        if self._calibrates:
+            self.calibration = _none("the run ended before its warm-up was over")
 
     def __call__(self, inputs: Inputs | None, global_rows: int) -> None:
         """All ranks call it; inputs are those of the last step of the warm-up, if there is one."""
         training = self._built.training
-        if training is not None and self._plan.calibration_pairs:
+        if training is not None and self._calibrates:
             reason = why_not(self._plan)
             if reason is None and inputs is not None:
                 self.calibration = calibrate(
@@ -35,6 +37,14 @@ class Pause:
                     self._comm,
                 )  # fmt: skip
             else:
-                self.calibration = {"pairs": 0, "reason": reason or "there is no warm-up before it"}
+                self.calibration = _none(reason or "there is no warm-up before it")
         self._beside.begin()
         self._comm.max(0.0)  # rank 0 has read the machine: nobody begins the next step before it
+
+    @property
+    def _calibrates(self) -> bool:
+        return self._built.training is not None and self._plan.calibration_pairs > 0
+
+
+def _none(reason: str) -> dict[str, Any]:
+    return {"pairs": 0, "reason": reason}

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from dpexp.assembly import put_together
 from dpexp.beside import Beside
+from dpexp.check_measuring import not_reached
 from dpexp.comm import Comm, connect
 from dpexp.comm_recorder import CommRecorder
 from dpexp.compute import compute_of, peak_of
@@ -156,6 +157,7 @@ def _measure(
     late = (
         *end_notes(config, built.feed, recorder.steps, recorder.epochs),
         *recorder.end_notes(),
+        *not_reached(config, recorder.steps),
         *_made_late(model, facts["parameter_tensors"]),
         *(() if training is None else training.notes()),
     )

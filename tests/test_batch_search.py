@@ -49,6 +49,15 @@ def test_a_small_answer_is_exact(most: int) -> None:
     assert searched(lambda size: size <= most)[0] == most
 
 
+def test_in_a_sweep_a_cell_without_the_disturbed_rank_searches_too() -> None:
+    config = make_config(
+        "ddp", num_devices=1, batch_size="auto", batch_search=LIMIT, inject={"slow_rank": 1}
+    )
+    with pytest.raises(ConfigError, match=r"inject\.slow_rank"):
+        _Search(config, FACTS, None, Path())
+    assert _Search(config, FACTS, None, Path(), in_sweep=True)._label == "ddp-n1"
+
+
 def test_a_large_answer_is_exact_to_a_64th_of_itself() -> None:
     best, tried = searched(lambda size: size <= 10_000)
     assert 10_000 - 10_000 // 64 <= best <= 10_000

@@ -55,7 +55,8 @@ def test_extra_steps_change_no_loss_even_if_the_model_counts_its_calls(
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("warmup_steps=0", "warm-up"),
+        ("warmup_steps=0", "no warm-up before"),
+        ("warmup_steps=9", "before its warm-up was over"),
         ("parallel.static_graph=true", "static_graph"),
         ("parallel.comm_hook=powersgd", "powersgd"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from builders import make_config, make_facts, make_plan_for
 
 from dpexp.check import check
-from dpexp.check_measuring import injected
+from dpexp.check_measuring import injected, not_reached
 from dpexp.errors import ConfigError
 from dpexp.plan import make_plan
 from dpexp.schema import Task
@@ -118,6 +118,16 @@ def test_a_rank_cannot_end_after_the_last_step(key: str) -> None:
     check(make_config("ddp", steps=3, inject={"at_step": 7}))  # nobody ends
 
 
+def test_a_run_that_ended_before_a_rank_could_says_so() -> None:
+    config = make_config("ddp", inject={"die_rank": 1, "at_step": 4})
+    assert not_reached(config, 5) == ()
+    (note,) = not_reached(config, 4)
+    assert note.startswith(
+        "inject.die_rank=1: the run ended after 4 steps, before inject.at_step=4"
+    )
+    assert not_reached(make_config("ddp"), 1) == ()
+
+
 # Ranks that are not there
 
 
@@ -168,6 +178,15 @@ def test_in_a_sweep_a_cell_without_the_rank_is_not_disturbed_and_says_so() -> No
     assert any("inject.slow_rank=1: parallel=ddp has 1 device here" in note for note in plan.notes)
     assert injected(config, 1, 1) == []
     assert injected(config, 2, 2) == ["rank 1 computes 1.2 times as long"]
+
+
+def test_where_there_are_no_collectives_none_is_delayed_and_a_sweep_says_so() -> None:
+    assert plan_refusal("none", 1, {"collective_delay_s": 0.1}).key == "inject.collective_delay_s"
+    config = make_config("none", inject={"collective_delay_s": 0.1})
+    plan = make_plan(config, make_facts(), in_sweep=True)
+    assert any("parallel=none has no collectives" in note for note in plan.notes)
+    assert injected(config, 1, 1) == []
+    make_plan_for("dp", 2, inject={"collective_delay_s": 0.1})
 
 
 def test_a_negative_rank_is_refused_in_a_sweep_too() -> None:

@@ -20,6 +20,9 @@ PARTS = (
     "overhead",
     "residual",
 )
+# The calibration's batch is taken for a usual one if its rows are those of a mean step but for this
+# share.
+ROWS_APART = 0.1
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,10 @@ def waterfall(
     """The loss of a cell against its baseline, part by part; None without timings.
 
     A step of the ideal cell takes the baseline's time divided by how many times more devices there
-    are (strong scaling), or just as long (weak scaling). A part is what the cell spends on it
-    minus what the ideal one would. They are seen from the rank that waited most for others: its
-    own phases are not disturbed, and what another rank lost it sees as waiting.
+    are (strong scaling), or just as long (weak scaling); and as much longer or shorter as its rows
+    are more or fewer than that, where an epoch ends with a short batch. A part is what the cell
+    spends on it minus what the ideal one would. They are seen from the rank that waited most for
+    others: its own phases are not disturbed, and what another rank lost it sees as waiting.
 
     `forward` and `backward` are without communication. What backward takes above the calibration's
     steps without exchange, and is neither exposed nor waiting, is overhead (filling buckets, and
@@ -65,8 +69,7 @@ def waterfall(
     base = [each for each in map(_spent, baselines) if each is not None]
     if not found or not base:
         return None
-    devices = runs[0]["num_devices"] / baselines[0]["num_devices"]
-    divided = 1 / devices if runs[0]["scaling"] == "strong" else 1.0
+    divided = _divided(runs, baselines)
     spent, before = _mean(found), _mean(base)
     ideal_s = before["step"] * divided
     loss_s = spent["step"] - ideal_s
@@ -74,6 +77,24 @@ def waterfall(
     parts["residual"] = loss_s - sum(parts.values())
     rank = _observer(runs[0])["rank"]
     return Waterfall(before["step"], ideal_s, spent["step"], loss_s, parts, rank)
+
+
+def _divided(runs: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]]) -> float:
+    """What part of the baseline's step an ideal step takes: it does each row as fast per device."""
+    devices: float = runs[0]["num_devices"] / baselines[0]["num_devices"]
+    rows, before = (
+        [each for each in map(_rows_per_step, some) if each] for some in (runs, baselines)
+    )
+    if not rows or not before:  # cannot be told
+        return 1 / devices if runs[0]["scaling"] == "strong" else 1.0
+    return sum(rows) / len(rows) / (sum(before) / len(before)) / devices
+
+
+def _rows_per_step(run: dict[str, Any]) -> float | None:
+    """Of the measured steps, over all devices."""
+    steps = (run.get("steps") or {}).get("measured")
+    samples = (run.get("throughput") or {}).get("samples_measured")
+    return samples / steps if samples and steps else None
 
 
 def _observer(run: dict[str, Any]) -> dict[str, Any]:
@@ -100,8 +121,10 @@ def _spent(run: dict[str, Any]) -> dict[str, float] | None:
     backward = phases["backward"] - comm["exposed_backward"] - comm["waiting_backward"]
     calibration = (run.get("comm") or {}).get("calibration") or {}
     alone = own.get("backward_without_exchange_s")
-    if alone is None or calibration.get("covers", "").startswith("the scattering"):
-        alone = backward  # under FSDP such a step still gathers parameters
+    # Under FSDP such a step still gathers parameters. And of fewer rows it says nothing.
+    gathers = calibration.get("covers", "").startswith("the scattering")
+    if alone is None or gathers or not _of_usual_rows(run, calibration):
+        alone = backward
     return {
         "step": step_s,
         "data": phases["data"],
@@ -113,6 +136,14 @@ def _spent(run: dict[str, Any]) -> dict[str, float] | None:
         "optimizer": phases["optimizer"],
         "overhead": phases["other"] + backward - alone,
     }
+
+
+def _of_usual_rows(run: dict[str, Any], calibration: dict[str, Any]) -> bool:
+    """Whether the calibration's batch is as large as a mean step, and not an epoch's short last."""
+    rows, usual = calibration.get("rows"), _rows_per_step(run)
+    if not rows or not usual:
+        return True  # cannot be told
+    return bool(abs(rows / usual - 1) <= ROWS_APART)
 
 
 def _own(run: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -56,6 +56,10 @@ def run_of(
     }
 
 
+def measured(*, steps: int, samples: int) -> dict[str, Any]:
+    return {"steps": {"measured": steps}, "throughput": {"samples_measured": samples}}
+
+
 BASE = run_of(0.1, [rank_of(0, ALONE)])
 CALIBRATED = {"pairs": 8, "covers": "the all-reduce of gradients, and waiting"}
 
@@ -164,6 +168,27 @@ def test_under_fsdp_a_step_without_exchange_still_gathers_and_is_no_measure() ->
     assert got is not None
     assert got.parts_s["backward"] == pytest.approx(0.028 - 0.025)
     assert got.parts_s["overhead"] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("rows", "backward"), [(28, 0.026), (10, 0.028)])
+def test_a_calibration_on_an_epochs_short_last_batch_is_no_measure(
+    rows: int, backward: float
+) -> None:
+    run = cell(calibration={**CALIBRATED, "rows": rows}) | measured(steps=4, samples=120)
+    got = waterfall([run], [BASE | measured(steps=4, samples=120)])
+    assert got is not None
+    assert got.parts_s["backward"] == pytest.approx(backward - 0.025)
+
+
+def test_shares_add_up_to_what_the_efficiency_lacks_where_steps_have_other_rows() -> None:
+    """Weak scaling over 100 rows, 30 for each device: batches of 30, 30, 10 and one of 40."""
+    base = BASE | measured(steps=3, samples=70)
+    run = cell(scaling="weak") | measured(steps=1, samples=40)
+    got = waterfall([run], [base])
+    assert got is not None
+    efficiency = (40 / 0.071) / (70 / 0.3) / 2
+    assert got.ideal_s == pytest.approx(0.1 * 40 / (70 / 3) / 2)
+    assert sum(got.share(part) for part in PARTS) == pytest.approx(1 - efficiency)
 
 
 def test_a_rank_is_compared_with_its_own_calibration() -> None:
