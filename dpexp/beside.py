@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
@@ -32,17 +33,24 @@ class Beside:
         if not self._comm.rank:
             self._meter.begin()
 
-    def end(self, done: RankResult) -> RankResult:
+    def end(self, measured_rows: int) -> Callable[[RankResult], RankResult]:
         """The measured steps ended before this. All ranks meet.
 
+        Args:
+            measured_rows: of the measured steps, over all ranks.
+
         Returns:
-            `done`, on rank 0 with what was found, and with a note for each warning.
+            What adds to a rank's result, on rank 0, what was found, with a note for each warning.
         """
-        energy = None if self._comm.rank else self._meter.end(done.measured_global_rows)
+        energy = None if self._comm.rank else self._meter.end(measured_rows)
         machine = self._watch.end()
         if self._nvml is not None:
             self._nvml.close()
-        if machine is None:
-            return done
-        warnings = tuple(f"warning: {text}" for text in machine["warnings"])
-        return replace(done, energy=energy, machine=machine, notes=(*done.notes, *warnings))
+
+        def added(done: RankResult) -> RankResult:
+            if machine is None:
+                return done
+            warnings = tuple(f"warning: {text}" for text in machine["warnings"])
+            return replace(done, energy=energy, machine=machine, notes=(*done.notes, *warnings))
+
+        return added

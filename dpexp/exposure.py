@@ -22,7 +22,7 @@ class Exposure(NamedTuple):
 
     exposed_s: Floats  # waited for the transport itself
     waiting_s: Floats  # waited for a rank that had not come yet
-    overlapped_s: Floats  # under way while this rank computed
+    overlapped_s: Floats  # under way, with all ranks there, while this rank computed
     bus_s: Floats  # under way with all ranks there: what a bandwidth is to be divided by
 
 
@@ -40,8 +40,8 @@ def of_buckets(ready: Floats, end: Floats, last_ready: Floats) -> Exposure:
     computed = _last(ready)
     total = np.maximum(np.nan_to_num(_last(end) - computed), 0.0)
     waiting = np.clip(np.nan_to_num(_last(last_ready) - computed), 0.0, total)
-    overlapped = np.maximum(covered(ready, end) - total, 0.0)
-    return Exposure(total - waiting, waiting, overlapped, covered(last_ready, end))
+    exposed, under_way = total - waiting, covered(last_ready, end)
+    return Exposure(exposed, waiting, np.maximum(under_way - exposed, 0.0), under_way)
 
 
 def of_blocking(ready: Floats, end: Floats, last_ready: Floats) -> Exposure:
@@ -54,6 +54,11 @@ def of_blocking(ready: Floats, end: Floats, last_ready: Floats) -> Exposure:
     waiting = np.clip(np.nan_to_num(last_ready - ready), 0.0, whole)
     exposed = (whole - waiting).sum(axis=1)
     return Exposure(exposed, waiting.sum(axis=1), np.zeros(len(ready)), exposed)
+
+
+def together(first: Exposure, second: Exposure) -> Exposure:
+    """Two kinds of collectives of the same steps."""
+    return Exposure(*(one + other for one, other in zip(first, second, strict=True)))
 
 
 def covered(begin: Floats, end: Floats) -> Floats:

@@ -39,6 +39,7 @@ class Pause:
             else:
                 self.calibration = _none(reason or "there is no warm-up before it")
         self._beside.begin()
+        self._work.recorder.resume()
         self._comm.max(0.0)  # rank 0 has read the machine: nobody begins the next step before it
 
     @property

@@ -7,14 +7,12 @@ value and the way out. What can be judged without the hardware is in check.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from dpexp.check_measuring import check_ranks, check_sleeps
 from dpexp.errors import ConfigError
+from dpexp.extra_work import extra_work, untimed
 from dpexp.schedule import chunk_sizes
-from dpexp.schema import ONE_PROCESS, Config, Precision, Scaling, StrategyName, Task
-
-CALIBRATION_PAIRS = 8
+from dpexp.schema import ONE_PROCESS, Config, Precision, Scaling, StrategyName
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
         batch_rows_per_device=batch_rows_per_device,
         emulated=emulated,
         backend=_backend(config, facts, device_type),
-        **_extra_work(config, num_processes, in_sweep),
+        **extra_work(config, device_type, num_processes, in_sweep),
         notes=(*_notes(config, facts, device_type, num_devices, batch_rows), *absent),
     )
 
@@ -235,22 +233,6 @@ def _check_preparation(config: Config, device_type: str) -> None:
     raise ConfigError("prepare.sync_batchnorm", True, problem, fix="prepare.sync_batchnorm=false")
 
 
-def _extra_work(config: Config, num_processes: int, in_sweep: bool) -> dict[str, Any]:
-    """What calls the user's code more often than the steps do: by default in sweeps only."""
-    training = config.task is Task.train
-    usual = training and in_sweep
-    parity = usual if config.check.parity is None else config.check.parity
-    pairs = config.measure.calibration_pairs
-    if pairs is None:
-        pairs = CALIBRATION_PAIRS if usual and config.measure.comm else 0
-    flops = config.measure.flops
-    return {
-        "parity_steps": config.check.steps if parity else 0,
-        "calibration_pairs": pairs if num_processes > 1 and training else 0,
-        "counts_flops": usual if flops is None else flops,
-    }
-
-
 def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | None:
     asked = config.parallel.backend
     if asked is None:
@@ -286,6 +268,7 @@ def _notes(
         notes.append(
             "prepare.sync_batchnorm: one device sees the whole batch, so there is nothing to do"
         )
+    notes.extend(untimed(config, device_type))
     notes.extend(f"{key}: not a key of dpexp; recorded, not used" for key in config.extra)
     return tuple(notes)
 

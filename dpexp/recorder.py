@@ -113,6 +113,10 @@ class Recorder:
             if record.loss is not None and not math.isfinite(record.loss):
                 raise NonFiniteLossError(record.step)
 
+    def resume(self) -> None:
+        """Go on after a pause, which counts for no pace."""
+        self._flushed_at_s = timing.now_s()
+
     def timing(self) -> dict[str, PhaseSummary]:
         """Statistics of every phase over the measured steps; parts only where there are any."""
         phases = {

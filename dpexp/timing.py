@@ -26,7 +26,7 @@ def make_clock(device: torch.device) -> Clock[int] | Clock[torch.Event]:
 
 
 def now_s() -> float:
-    """Monotonic seconds for pacing (flushes, progress), never for a measurement."""
+    """Monotonic seconds for pacing, and for what lies around the steps; never inside a step."""
     return time.monotonic()
 
 

@@ -23,6 +23,7 @@ from dpexp.assembly import Assembly
 from dpexp.batches import seed_all, seed_of_rank
 from dpexp.build import build
 from dpexp.comm import Comm
+from dpexp.disturb import disturbed
 from dpexp.feed import make_feed, pins
 from dpexp.loop import Progress, Work, forward_backward
 from dpexp.peak import devices_of
@@ -52,7 +53,8 @@ def take_trace(folder: Path, plan: RunPlan, comm: Comm, work: Work, built: Assem
     transfer = make_transfer(device, channels_last=config.prepare.channels_last, pin=pins(plan))
     seed_all(seed_of_rank(config.seed, comm.rank))
     work.shapes.on_call = work.shapes.on_batch = None  # these steps are not printed
-    batches = transfer.ahead(feed.batches)
+    inject = replace(config.inject, die_rank=None, hang_rank=None)
+    batches = transfer.ahead(disturbed(feed.batches, inject, comm.rank))
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

@@ -105,6 +105,8 @@ def _checked(
     notes = []
     if certificate is not None and certificate["verdict"] != "pass":
         notes.append(f"parity: {certificate['verdict']}: {certificate['reason']}")
+    if certificate is not None and certificate["rows_identical"] is False:
+        notes.append(f"parity: {certificate['rows_reason']}")
     if not forget_peaks(plan, comm.rank):
         notes.append("the peak of resident memory includes the parity check")
     return certificate, tuple(notes)
@@ -126,7 +128,7 @@ def _measure(
     with _sinks(job, comm, board, built.feed.steps) as sinks:
         collectives = None
         if strategy.log is not None:
-            collectives = CommRecorder(comm, clock, blocking=strategy.log.blocking)
+            collectives = CommRecorder(comm, clock)
         recorder = Recorder(plan, comm, clock, sinks, strategy.loss_divisor, collectives)
         work = Work(
             strategy,
@@ -154,6 +156,7 @@ def _measure(
                 replace(work, pause_after=config.warmup_steps - 1, pause=pause),
             )
     progress.phase = "finish"
+    with_surroundings = beside.end(recorder.measured_global_rows)
     late = (
         *end_notes(config, built.feed, recorder.steps, recorder.epochs),
         *recorder.end_notes(),
@@ -161,7 +164,7 @@ def _measure(
         *_made_late(model, facts["parameter_tensors"]),
         *(() if training is None else training.notes()),
     )
-    done = beside.end(report())
+    done = with_surroundings(report())
 
     def trace() -> None:
         progress.phase, progress.partial = "trace", done  # the figures are there, come what may

@@ -37,17 +37,17 @@ def steps(*collectives: list[Collective], first: int = 0, warmup: int = 0) -> St
     return Steps(numbers, marks, spans, measured, collectives)
 
 
-def recorder(comm: Comm | None = None, *, blocking: bool = False) -> CommRecorder:
-    return CommRecorder(comm or FakeComm(), TickClock(), blocking=blocking)
+def recorder(comm: Comm | None = None) -> CommRecorder:
+    return CommRecorder(comm or FakeComm(), TickClock())
 
 
 def meeting(
-    per_rank: list[Steps], *, blocking: bool = False, offsets_s: list[float] | None = None
+    per_rank: list[Steps], *, offsets_s: list[float] | None = None
 ) -> list[tuple[StepComm, CommRecorder]]:
     """What each rank finds of its steps when all compare them."""
 
     def rank(comm: Comm) -> tuple[StepComm, CommRecorder]:
-        own = recorder(comm, blocking=blocking)
+        own = recorder(comm)
         return own.account(per_rank[comm.rank], together=True), own
 
     return together(len(per_rank), rank, offsets_s)
@@ -237,14 +237,14 @@ def test_an_emergency_does_not_change_the_means_of_what_was_compared() -> None:
 def gathers() -> list[Collective]:
     """A gather of 3 s in forward, one of 2 s and a scattering of 4 s in backward."""
     return [
-        Collective("all_gather", 400, 200.0, False, 3, 6),
-        Collective("all_gather", 400, 200.0, True, 12, 14),
-        Collective("reduce_scatter", 800, 400.0, True, 24, 28),
+        Collective("all_gather", 400, 200.0, False, 3, 6, True),
+        Collective("all_gather", 400, 200.0, True, 12, 14, True),
+        Collective("reduce_scatter", 800, 400.0, True, 24, 28, True),
     ]
 
 
 def test_blocking_collectives_are_told_apart_by_phase() -> None:
-    own = recorder(blocking=True)
+    own = recorder()
     got = own.account(steps(gathers()), together=True)
     assert (got.exposed_s, got.overlapped_s, got.num_bytes) == ([9], [0], [1600])
     assert got.bus_bytes_per_s == [pytest.approx(800 / 9)]
@@ -261,7 +261,7 @@ def moved(entries: list[Collective], *ready: float) -> list[Collective]:
 def test_at_each_blocking_collective_the_early_rank_waits_for_the_late_one() -> None:
     early = steps(moved(gathers(), 3, 12, 24))
     late = steps(moved(gathers(), 5, 12, 27))
-    (first, one), (second, _) = meeting([early, late], blocking=True)
+    (first, one), (second, _) = meeting([early, late])
     assert (first.waiting_s, first.exposed_s) == ([2 + 0 + 3], [1 + 2 + 1])
     assert (second.waiting_s, second.exposed_s) == ([0], [1 + 2 + 1])
     assert one.summary()["waiting_backward_mean_s"] == 3
@@ -272,7 +272,7 @@ def test_of_blocking_collectives_lateness_adds_up_over_the_meetings_of_a_step() 
     count = 6
     early = steps(*[gathers()] * count)
     late = steps(*[moved(gathers(), 5, 12, 27 + 0.01 * step) for step in range(count)])
-    (_, first), _ = meeting([early, late], blocking=True)
+    (_, first), _ = meeting([early, late])
     found = first.summary()["stragglers"]
     # Without its waits rank 1 computed 2 s more in forward and 3 s more in backward.
     assert (found["rank"], found["phase"]) == (1, "backward")

@@ -43,6 +43,7 @@ LAYERS: dict[int, list[str]] = {
         "bounds",
         "check",
         "check_measuring",
+        "extra_work",
         "schedule",
         "plan",
         "repeats",

@@ -24,6 +24,7 @@ class Collective:
     in_backward: bool
     ready: Any
     end: Any = None
+    blocking: bool = False  # the rank stands still for it; else it goes on computing
 
 
 @final
@@ -31,8 +32,8 @@ class CollectiveLog:
     """The collectives of the current step, in the order in which they were ready.
 
     Args:
-        blocking: the rank stands still for each (FSDP on gloo, the copies of dp), else it goes on
-            computing.
+        blocking: the rank stands still for each unless told otherwise (FSDP on gloo, the copies of
+            dp); else it goes on computing.
         pause: called when a collective is done, before it is noted as done (``inject``); None =
             nothing.
     """
@@ -51,12 +52,13 @@ class CollectiveLog:
         self._pause = pause
         self.noted: list[Collective] = []
 
-    def begin(self, kind: str, num_bytes: int) -> Collective:
+    def begin(self, kind: str, num_bytes: int, *, blocking: bool | None = None) -> Collective:
         """Note that this rank has a collective ready."""
         # A graph task is at work in this thread: a backward pass.
         in_backward = torch._C._current_graph_task_id() != -1
         bus_bytes = num_bytes * self._share.get(kind, 1.0)
-        entry = Collective(kind, num_bytes, bus_bytes, in_backward, self._mark())
+        stands = self.blocking if blocking is None else blocking
+        entry = Collective(kind, num_bytes, bus_bytes, in_backward, self._mark(), None, stands)
         self.noted.append(entry)
         return entry
 
@@ -69,7 +71,8 @@ class CollectiveLog:
     def copied(self, kind: str, num_bytes: int, begin: Any, end: Any) -> None:
         """Note a copy between the devices of one process, with marks that are there already."""
         in_backward = torch._C._current_graph_task_id() != -1
-        self.noted.append(Collective(kind, num_bytes, float(num_bytes), in_backward, begin, end))
+        moved = float(num_bytes)
+        self.noted.append(Collective(kind, num_bytes, moved, in_backward, begin, end, True))
 
     def pause(self) -> None:
         """Stand still for as long as ``inject.collective_delay_s`` says."""

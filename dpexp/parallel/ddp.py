@@ -14,6 +14,7 @@ from dpexp.batches import Inputs
 from dpexp.errors import ConfigError
 from dpexp.parallel.base import Strategy
 from dpexp.parallel.chunks import own_or_borrowed, weighted
+from dpexp.parallel.collectives import CollectiveLog
 from dpexp.parallel.hooks import add_comm_hook
 from dpexp.schedule import Indices, chunk_sizes
 from dpexp.schema import CommHook
@@ -28,7 +29,7 @@ class DistributedDataParallel(Strategy):
 
     def wrap(self, model: nn.Module) -> None:
         options = self.plan.config.parallel
-        self._wrapped: TorchDDP | None = None
+        self._wrapped: MeasuredDDP | None = None
         self._model: nn.Module = model
         if not any(parameter.requires_grad for parameter in model.parameters()):
             # torch refuses to wrap it, and there is no gradient to synchronise. But the ranks
@@ -38,7 +39,7 @@ class DistributedDataParallel(Strategy):
         with warnings.catch_warnings():
             # Deprecated since 2.13 in favour of a name that earlier versions do not know.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-            self._model = self._wrapped = TorchDDP(
+            self._model = self._wrapped = MeasuredDDP(
                 model,
                 device_ids=None if self.device.type == "cpu" else [self.device],
                 bucket_cap_mb=options.bucket_cap_mb,
@@ -49,7 +50,7 @@ class DistributedDataParallel(Strategy):
             )
         if self.plan.backend == "gloo" and options.comm_hook is CommHook.powersgd:
             _refuse_several_buckets(model, options.bucket_cap_mb or 0.0)
-        self.log = self._timed_collectives(blocking=False)
+        self.log = self._wrapped.log = self._timed_collectives(blocking=False)
         if add_comm_hook(self._wrapped, options, self.log):
             self.loss_divisor = 1.0
 
@@ -114,3 +115,22 @@ def _refuse_several_buckets(model: nn.Module, cap_mib: float) -> None:
         if len(sizes) > 1
         else f"parallel.bucket_cap_mb={int(mib) + 1}",
     )
+
+
+@final
+class MeasuredDDP(TorchDDP):
+    """torch's own, which notes when it sends the buffers before forward.
+
+    There the ranks meet before their first bucket: a rank that is late is waited for there.
+    """
+
+    log: CollectiveLog | None = None
+
+    def _sync_buffers(self) -> None:
+        entry = None
+        if self.log is not None:
+            num_bytes = sum(buffer.nbytes for buffer in self.modules_buffers)
+            entry = self.log.begin("broadcast", num_bytes, blocking=True)
+        super()._sync_buffers()  # type: ignore[no-untyped-call]
+        if self.log is not None and entry is not None:
+            self.log.done(entry)

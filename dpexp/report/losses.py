@@ -25,8 +25,9 @@ def _loss(fall: Waterfall) -> str:
         (part for part in PARTS[:-1] if abs(shares[part]) >= SMALLEST), key=lambda p: -shares[p]
     )
     parts = ", ".join(f"{part} {_percent(shares[part])}" for part in told) or "no part above 1%"
-    whole, rest = _percent(fall.loss_s / fall.step_s), _percent(shares["residual"])
-    return f"{whole} of a step is lost: {parts}; unexplained {rest}"
+    whole, rest = fall.loss_s / fall.step_s, _percent(shares["residual"])
+    lost = f"{_percent(whole)} of a step is lost" if whole >= 0 else "a step is better than ideal"
+    return f"{lost}: {parts}; unexplained {rest}"
 
 
 def _percent(share: float) -> str:

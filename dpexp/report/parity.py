@@ -26,7 +26,9 @@ def parity_line(run: dict[str, Any]) -> str | None:
         return f"parity: {certificate['verdict']} ({counted}): {certificate['reason']}"
     found = {kind: certificate[kind] for kind in _KINDS}
     parts = [f"{kind} {_near(each)}" for kind, each in found.items()]
-    return f"parity: pass ({counted}; {', '.join(parts)} allowed)"
+    off = certificate.get("switched_off") or []
+    without = f"; without {', '.join(off)}" if off else ""
+    return f"parity: pass ({counted}; {', '.join(parts)} allowed{without})"
 
 
 def _near(found: dict[str, Any]) -> str:

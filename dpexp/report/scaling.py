@@ -117,7 +117,7 @@ def _cell(
         failures=_told(failures, runs) if len(folders) > 1 else (),
         **{"samples_per_s": None, **own_figures([runs[name] for name in rated])},
         parity=(run.get("parity") or {}).get("verdict"),
-        waterfall=waterfall([runs[n] for n in rated], [runs[n] for n in base]),
+        waterfall=None if broken else waterfall([runs[n] for n in rated], [runs[n] for n in base]),
         **_against(() if broken else rated, base, runs),
     )
 

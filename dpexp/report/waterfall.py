@@ -57,9 +57,11 @@ def waterfall(
     spends on it minus what the ideal one would. They are seen from the rank that waited most for
     others: its own phases are not disturbed, and what another rank lost it sees as waiting.
 
-    `forward` and `backward` are without communication. What backward takes above the calibration's
-    steps without exchange, and is neither exposed nor waiting, is overhead (filling buckets, and
-    computing beside a collective), and so is the phase `other`.
+    `forward` and `backward` are without communication. Overhead is the phase `other`; of emulated
+    devices also what their backward takes above the ideal, since it runs in one thread. The
+    residual is what no part explains: what backward takes above the calibration's steps without
+    exchange, and is neither exposed nor waiting (filling buckets, computing beside a collective),
+    and where the step of the slowest rank differs from the observer's.
 
     Args:
         runs: of one cell, its repeats; means over them are taken.
@@ -74,6 +76,9 @@ def waterfall(
     ideal_s = before["step"] * divided
     loss_s = spent["step"] - ideal_s
     parts = {part: spent[part] - before[part] * divided for part in PARTS[:-1]}
+    if runs[0].get("emulated"):
+        parts["overhead"] += parts["backward"]
+        parts["backward"] = 0.0
     parts["residual"] = loss_s - sum(parts.values())
     rank = _observer(runs[0])["rank"]
     return Waterfall(before["step"], ideal_s, spent["step"], loss_s, parts, rank)
@@ -122,8 +127,7 @@ def _spent(run: dict[str, Any]) -> dict[str, float] | None:
     calibration = (run.get("comm") or {}).get("calibration") or {}
     alone = own.get("backward_without_exchange_s")
     # Under FSDP such a step still gathers parameters. And of fewer rows it says nothing.
-    gathers = calibration.get("covers", "").startswith("the scattering")
-    if alone is None or gathers or not _of_usual_rows(run, calibration):
+    if alone is None or run["parallel"] == "fsdp" or not _of_usual_rows(run, calibration):
         alone = backward
     return {
         "step": step_s,
@@ -134,7 +138,7 @@ def _spent(run: dict[str, Any]) -> dict[str, float] | None:
         "exposed communication": comm["exposed_forward"] + comm["exposed_backward"],
         "waiting for the slowest rank": comm["waiting_forward"] + comm["waiting_backward"],
         "optimizer": phases["optimizer"],
-        "overhead": phases["other"] + backward - alone,
+        "overhead": phases["other"],
     }
 
 
