@@ -20,7 +20,7 @@ import dpexp
 from benchmarks.common import ROOT
 from benchmarks.overhead import describe
 from dpexp.files import write_whole
-from dpexp.report.waterfall import Waterfall, waterfall
+from dpexp.report.waterfall import Waterfall, shown, waterfall
 
 PAGE = ROOT / "docs" / "validation.md"
 COMMON = (
@@ -104,9 +104,9 @@ def near(measured_ms: float, truth_ms: float) -> bool:
 def largest(part: str) -> Claim:
     """The waterfall's largest part."""
     return Claim(
-        f"largest part of the waterfall: {part}",
+        f"largest part of the waterfall: {shown(part)}",
         lambda drawn: drawn.largest == part,
-        lambda drawn: drawn.largest,
+        lambda drawn: shown(drawn.largest),
     )
 
 
@@ -164,7 +164,7 @@ SCENARIOS = (
             amounts_to("more exposed, by calibration", by_calibration, MS),
             amounts_to("more overlapped", overlapped, 0.0),
             agree(),
-            largest("exposed communication"),
+            largest("exposed_communication"),
         ),
         calm=True,
     ),
@@ -183,7 +183,7 @@ SCENARIOS = (
     Scenario(
         "rank 1 computes 1.2 times as long",
         ("inject.slow_rank=1", "inject.slow_factor=1.2", "+model.row_s=0.001"),
-        (named(1, "forward"), largest("waiting for the slowest rank")),
+        (named(1, "forward"), largest("waiting_for_the_slowest_rank")),
     ),
     Scenario(
         "each batch takes 50 ms longer to fetch",
@@ -194,12 +194,12 @@ SCENARIOS = (
     Scenario(
         "each batch takes 50 ms longer to fetch on rank 1",
         (f"inject.data_delay_s={DELAY_S}", "inject.data_rank=1"),
-        (named(1, "data"), largest("waiting for the slowest rank")),
+        (named(1, "data"), largest("waiting_for_the_slowest_rank")),
     ),
     Scenario(
         "rank 0 pauses for 50 ms a step on average",
         ("inject.noisy_rank=0", f"inject.noise_s={DELAY_S}", "steps=33"),
-        (named(0, "forward"), largest("waiting for the slowest rank")),
+        (named(0, "forward"), largest("waiting_for_the_slowest_rank")),
     ),
 )
 

@@ -7,6 +7,7 @@ from dpexp.schema import Config, StrategyName, Task
 
 # The longest disturbance that is one: a week.
 MOST_S = 7 * 24 * 3600.0
+USUAL_FACTOR = 1.2  # of conf/config.yaml
 
 
 def check_measuring(config: Config) -> None:
@@ -130,10 +131,11 @@ def injected(config: Config, num_devices: int, num_processes: int) -> list[str]:
         where = "" if inject.data_rank is None else f" on rank {inject.data_rank}"
         told.append(f"each batch takes {inject.data_delay_s:g} s longer to fetch{where}")
     words = {
-        "inject.slow_rank": f"computes {inject.slow_factor:g} times as long",
+        "inject.slow_rank": f"computes about {inject.slow_factor:g} times as long",
         "inject.noisy_rank": f"pauses for {inject.noise_s:g} s a step on average",
         "inject.die_rank": f"kills itself at step {inject.at_step}",
-        "inject.hang_rank": f"hangs at step {inject.at_step}",
+        "inject.hang_rank": f"hangs at step {inject.at_step}; the others give up after "
+        f"parallel.timeout_s={config.parallel.timeout_s:g}",
     }
     return [*told, *(f"rank {there[key]} {text}" for key, text in words.items() if key in there)]
 
@@ -181,6 +183,10 @@ def _check_amounts(config: Config) -> None:
                 allowed="0 seconds or more, less than a week",
                 fix=f"{key}=0.01",
             )
+    if inject.slow_rank is None and inject.slow_factor != USUAL_FACTOR:
+        raise ConfigError(
+            "inject.slow_factor", inject.slow_factor, "no rank is slow", fix="inject.slow_rank=0"
+        )
     if not 1 <= inject.slow_factor < MOST_S:
         raise ConfigError(
             "inject.slow_factor",

@@ -1,4 +1,4 @@
-"""What a run does beside its steps: checks and measurements that call the user's code more often."""
+"""What a run does beside its steps: checks and measurements that call the user's code too."""
 
 from __future__ import annotations
 
@@ -35,5 +35,6 @@ def untimed(config: Config, device_type: str) -> list[str]:
     if config.parallel.strategy is not StrategyName.fsdp or device_type == "cpu" or not wanted:
         return []
     return [
-        "measure.comm: on a GPU the collectives of fsdp run on streams of their own, and are not timed"
+        "measure.comm: on a GPU the collectives of fsdp run on streams of their own and are not "
+        "timed"
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpexp.check_measuring import check_ranks, check_sleeps
+from dpexp.check_measuring import check_ranks, check_sleeps, injected
 from dpexp.errors import ConfigError
 from dpexp.extra_work import extra_work, untimed
 from dpexp.schedule import chunk_sizes
@@ -74,6 +74,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
     num_processes = 1 if strategy in ONE_PROCESS else num_devices
     check_sleeps(config, device_type)
     absent = check_ranks(config, num_devices, num_processes, in_sweep=in_sweep)
+    disturbed = (f"injected: {text}" for text in injected(config, num_devices, num_processes))
     if facts.outer_world_size is not None and facts.outer_world_size != num_processes:
         raise ConfigError(
             "num_devices",
@@ -111,7 +112,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
         emulated=emulated,
         backend=_backend(config, facts, device_type),
         **extra_work(config, device_type, num_processes, in_sweep),
-        notes=(*_notes(config, facts, device_type, num_devices, batch_rows), *absent),
+        notes=(*_notes(config, facts, device_type, num_devices, batch_rows), *absent, *disturbed),
     )
 
 

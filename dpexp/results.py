@@ -56,8 +56,24 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         energy=first.energy,
         machine=first.machine,
         ranks=[_rank_facts(rank) for rank in ranks],
-        notes=list(dict.fromkeys([*plan.notes, *(n for rank in ranks for n in rank.notes)])),
+        notes=list(
+            dict.fromkeys(
+                [*plan.notes, *(n for rank in ranks for n in rank.notes), *_one_bucket(plan, first)]
+            )
+        ),
     )
+
+
+def _one_bucket(plan: RunPlan, rank: RankResult) -> list[str]:
+    """A note where DDP has nothing that could travel while backward goes on."""
+    comm = rank.comm or {}
+    cap = plan.config.parallel.bucket_cap_mb
+    if cap is None or comm.get("collectives_per_step") != 1 or comm["bytes_per_step"] < 2**20:
+        return []
+    return [
+        f"all gradients travel in one bucket (parallel.bucket_cap_mb={cap:g}), so nothing of them "
+        "can travel while backward goes on; try a smaller one"
+    ]
 
 
 def _comm_of(ranks: list[RankResult]) -> dict[str, Any]:

@@ -94,6 +94,7 @@ class StragglerCount:
         ]
         return {
             "rank": slowest if named else None,
+            "reason": "" if named else "no rank is later than all others by more than chance",
             "phase": LEGS[int(legs_s[slowest].argmax())] if named else None,
             "steps": self._steps,
             "ranks": ranks,

@@ -126,9 +126,7 @@ def _measure(
         TutorialPrinter(plan, comm.rank).attach(shapes)
     beside = Beside(plan, comm)
     with _sinks(job, comm, board, built.feed.steps) as sinks:
-        collectives = None
-        if strategy.log is not None:
-            collectives = CommRecorder(comm, clock)
+        collectives = None if strategy.log is None else CommRecorder(comm, clock)
         recorder = Recorder(plan, comm, clock, sinks, strategy.loss_divisor, collectives)
         work = Work(
             strategy,

@@ -64,8 +64,8 @@ class Strategy(ABC):
     def _timed_collectives(self, *, blocking: bool) -> CollectiveLog | None:
         """A log, if the config wants collectives timed and a step has any."""
         config = self.plan.config
-        if config.task is not Task.train or not config.measure.comm:
-            return None
+        if config.task is not Task.train or not config.measure.comm or self.plan.num_devices == 1:
+            return None  # one device has nobody to exchange anything with
         return CollectiveLog(self.clock, self.comm.world_size, blocking=blocking, pause=self._pause)
 
     @abstractmethod

@@ -32,7 +32,7 @@ class DataParallel(Strategy):
             VirtualDevices(count, self.plan.threads_per_replica) if self.plan.emulated else None
         )
         # One device is called without copies; see forward().
-        self.log = self._timed_collectives(blocking=True) if count > 1 else None
+        self.log = self._timed_collectives(blocking=True)
         self._model = MeasuredDataParallel(
             model,
             list(range(first, first + count)),

@@ -68,7 +68,7 @@ def _csv(cells: list[Cell]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [spec.name for spec in fields(Cell) if spec.name != "waterfall"]
-    writer.writerow([*names, *(f"lost_to_{part.replace(' ', '_')}_s" for part in PARTS)])
+    writer.writerow([*names, *(f"lost_to_{part}_s" for part in PARTS)])
     for cell in cells:
         row = asdict(cell)
         row["notes"] = "; ".join(cell.notes)

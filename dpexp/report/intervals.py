@@ -107,13 +107,17 @@ def interval_lines(cells: Sequence[Cell]) -> list[str]:
         if cell.folder == cell.baseline and cell.noise_floor is not None:
             lines.append(
                 f"noise floor: two runs of {cell.folder} differ by up to "
-                f"{cell.noise_floor * 100:,.1f} % ({LEVEL:.0%}, {cell.repeats} repeats)"
+                f"{_amount(cell.noise_floor)} ({LEVEL:.0%}, {cell.repeats} repeats)"
             )
     if any(cell.speedup is not None and cell.folder != cell.baseline for cell in cells) and all(
         cell.repeats < 2 for cell in cells
     ):
         lines.append("one run per cell: repeats=5 would tell whether a difference is real")
     return lines
+
+
+def _amount(share: float) -> str:
+    return f"{share * 100:.1f} %" if share <= 1 else f"a factor of {share + 1:,.1f}"
 
 
 def _error(run: Run) -> float | None:

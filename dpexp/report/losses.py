@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpexp.report.scaling import Cell
-from dpexp.report.waterfall import PARTS, Waterfall
+from dpexp.report.waterfall import PARTS, WAITING, Waterfall, shown
 
 SMALLEST = 0.01  # of a step; smaller parts are in the table only
 
@@ -13,18 +13,22 @@ SMALLEST = 0.01  # of a step; smaller parts are in the table only
 def loss_lines(cells: Sequence[Cell]) -> list[str]:
     """One line per cell that is compared with another: its largest losses first."""
     return [
-        f"{cell.folder}: {_loss(cell.waterfall)}"
+        f"{cell.folder}: {_loss(cell.waterfall, cell.straggler)}"
         for cell in cells
         if cell.waterfall is not None and cell.folder != cell.baseline
     ]
 
 
-def _loss(fall: Waterfall) -> str:
+def _loss(fall: Waterfall, straggler: str | None) -> str:
     shares = {part: fall.share(part) for part in PARTS}
     told = sorted(
         (part for part in PARTS[:-1] if abs(shares[part]) >= SMALLEST), key=lambda p: -shares[p]
     )
-    parts = ", ".join(f"{part} {_percent(shares[part])}" for part in told) or "no part above 1%"
+    named = {WAITING: f" ({straggler})"} if straggler is not None else {}
+    parts = ", ".join(
+        f"{shown(part)} {_percent(shares[part])}{named.get(part, '')}" for part in told
+    )
+    parts = parts or "no part above 1%"
     whole, rest = fall.loss_s / fall.step_s, _percent(shares["residual"])
     lost = f"{_percent(whole)} of a step is lost" if whole >= 0 else "a step is better than ideal"
     return f"{lost}: {parts}; unexplained {rest}"
@@ -44,7 +48,7 @@ def loss_table(cells: Sequence[Cell]) -> list[str]:
     ]
     if not falls:
         return []
-    heads = ("cell", "step", "ideal", "loss", *PARTS)
+    heads = ("cell", "step", "ideal", "loss", *map(shown, PARTS))
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for cell, fall in falls:
         figures = (fall.step_s, fall.ideal_s, fall.loss_s, *(fall.parts_s[p] for p in PARTS))

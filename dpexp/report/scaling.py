@@ -59,6 +59,7 @@ class Cell:
     noise_floor: float | None = None  # how much two of its runs differ by chance, as a share
     parity: str | None = None  # the verdict of the check; of repeats that of the first
     waterfall: Waterfall | None = None  # where it lost time against the baseline
+    straggler: str | None = None  # the rank that the others wait for, and its phase
 
 
 def analyse(runs: dict[str, Run]) -> list[Cell]:
@@ -117,9 +118,15 @@ def _cell(
         failures=_told(failures, runs) if len(folders) > 1 else (),
         **{"samples_per_s": None, **own_figures([runs[name] for name in rated])},
         parity=(run.get("parity") or {}).get("verdict"),
+        straggler=_straggler(run),
         waterfall=None if broken else waterfall([runs[n] for n in rated], [runs[n] for n in base]),
         **_against(() if broken else rated, base, runs),
     )
+
+
+def _straggler(run: Run) -> str | None:
+    found = run.get("stragglers") or {}
+    return None if found.get("rank") is None else f"rank {found['rank']}, in {found['phase']}"
 
 
 def _against(own: Sequence[str], base: Sequence[str], runs: dict[str, Run]) -> dict[str, Any]:

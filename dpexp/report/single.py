@@ -45,9 +45,7 @@ def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
 
 def _remarks(run: dict[str, Any]) -> list[str]:
     """What else there is to say, a line each."""
-    lines = [interval_line(run), straggler_line(run), parity_line(run)]
-    if run.get("injected"):
-        lines.append(f"injected: {'; '.join(run['injected'])}")
+    lines = [interval_line(run), straggler_line(run), calibration_line(run), parity_line(run)]
     return [line for line in lines if line is not None]
 
 
@@ -58,6 +56,18 @@ def interval_line(run: dict[str, Any]) -> str | None:
         return None
     low, high = step["low"] * 1e3, step["high"] * 1e3
     return f"mean step {step['mean'] * 1e3:.4g} ms ({low:.4g} to {high:.4g}, 95%, within this run)"
+
+
+def calibration_line(run: dict[str, Any]) -> str | None:
+    """What the exchange of gradients costs by leaving it out; None where that was not tried."""
+    found = (run.get("comm") or {}).get("calibration") or {}
+    if not found.get("pairs"):
+        return None
+    low, high = (each * 1e3 for each in found["exchange_quartiles_s"])
+    return (
+        f"calibration: {found['covers']}: {found['exchange_s'] * 1e3:.3g} ms a step (quartiles "
+        f"{low:.3g} to {high:.3g}, {found['pairs']} pairs)"
+    )
 
 
 def straggler_line(run: dict[str, Any]) -> str | None:
@@ -83,10 +93,12 @@ def _phase_row(table: Table, name: str, summary: dict[str, Any] | None) -> None:
 
 def _run_title(run: dict[str, Any]) -> str:
     emulated = ", emulated" if run["emulated"] else ""
-    steps = run["steps"]
+    steps, rank = run["steps"], ""
+    if (run["num_processes"] or 1) > 1:
+        rank = f"; times of rank {run['timing_rank']}, the slowest"
     return (
         f"{run['label']} on {run['device']}{emulated}: {steps['measured']} measured steps "
-        f"after {steps['warmup']} of warm-up"
+        f"after {steps['warmup']} of warm-up{rank}"
     )
 
 

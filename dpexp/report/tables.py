@@ -31,6 +31,12 @@ HEADER = (
     "status",
 )
 
+LEGEND = (
+    "Milliseconds of a mean step. `ideal` is the baseline's step, divided among the devices under "
+    "strong scaling. `loss` is what the step takes more, and the parts add up to it: each is what "
+    "the cell spends on it minus what the ideal one would. `overhead` is bookkeeping, and of "
+    "emulated devices their backward in one thread; `residual` is what no part explains.",
+)
 # More than perfect scaling by so much is no scaling: the baseline was disturbed.
 SUSPECT = 1.2
 
@@ -71,7 +77,13 @@ def print_scaling(cells: Sequence[Cell], console: Console) -> None:
     for cell in cells:
         table.add_row(*(escape(text) for text in cell_row(cell)))
     console.print(table)
-    for line in (*settings(cells), *loss_lines(cells), *interval_lines(cells), *reasons(cells)):
+    for line in (
+        *settings(cells),
+        *loss_lines(cells),
+        *interval_lines(cells),
+        *checked(cells),
+        *reasons(cells),
+    ):
         console.print(escape(line), soft_wrap=True, highlight=False)
 
 
@@ -108,6 +120,14 @@ def reasons(cells: Sequence[Cell]) -> list[str]:
     return lines
 
 
+def checked(cells: Sequence[Cell]) -> list[str]:
+    """Which cells' first steps are those of a single device."""
+    passed = [cell.folder for cell in cells if cell.parity == "pass"]
+    if not passed:
+        return []
+    return [f"parity: the first steps are those of a single device in {', '.join(passed)}"]
+
+
 def wide(console: Console) -> Console:
     """A console that cuts nothing where nobody sets a width: a pipe or a file."""
     if console.is_terminal:
@@ -130,6 +150,8 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
     for line in settings(cells):
         lines += ["", _cell_text(line)]
     for line in interval_lines(cells):
+        lines += ["", _cell_text(line)]
+    for line in checked(cells):
         lines += ["", _cell_text(line)]
     lost = loss_table(cells)
     if lost:

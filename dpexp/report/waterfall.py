@@ -9,13 +9,14 @@ from typing import Any
 from dpexp.records import PHASES
 
 # In the order of a step; the last one is what the others do not explain.
+WAITING = "waiting_for_the_slowest_rank"
 PARTS = (
     "data",
     "transfer",
     "forward",
     "backward",
-    "exposed communication",
-    "waiting for the slowest rank",
+    "exposed_communication",
+    WAITING,
     "optimizer",
     "overhead",
     "residual",
@@ -44,6 +45,11 @@ class Waterfall:
     def share(self, part: str) -> float:
         """What a part takes of the efficiency: the shares add up to 1 - efficiency."""
         return self.parts_s[part] / self.step_s
+
+
+def shown(part: str) -> str:
+    """A part's name in words."""
+    return part.replace("_", " ")
 
 
 def waterfall(
@@ -135,8 +141,8 @@ def _spent(run: dict[str, Any]) -> dict[str, float] | None:
         "transfer": phases["transfer"],
         "forward": phases["forward"] - comm["exposed_forward"] - comm["waiting_forward"],
         "backward": alone,
-        "exposed communication": comm["exposed_forward"] + comm["exposed_backward"],
-        "waiting for the slowest rank": comm["waiting_forward"] + comm["waiting_backward"],
+        "exposed_communication": comm["exposed_forward"] + comm["exposed_backward"],
+        WAITING: comm["waiting_forward"] + comm["waiting_backward"],
         "optimizer": phases["optimizer"],
         "overhead": phases["other"],
     }

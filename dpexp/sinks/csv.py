@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import final
 
 from dpexp.files import write_whole
-from dpexp.records import DP_PARTS, ShapeRecord, StepRecord
+from dpexp.records import ShapeRecord, StepRecord
 from dpexp.sinks.base import Sink
 
 _SIMPLE = StepRecord._fields[:-1]  # all but replica_rows, which becomes one column per replica
 
 
-_COMM = ("comm_exposed_s", "comm_overlapped_s", "comm_bytes")
 _REAL = ("loss", "learning_rate")
+# The columns that may be empty lie side by side.
+_FIRST, _LAST = _SIMPLE.index("scatter_s"), _SIMPLE.index("learning_rate") + 1
 
 
 @final
@@ -46,43 +47,21 @@ class CsvSink(Sink):
 
 def _line(record: StepRecord) -> str:
     """One row. Formatted at once: the csv module takes four times as long for plain numbers."""
-    template = _template(
-        record.scatter_s is None,
-        record.comm_exposed_s is None,
-        record.straggler_wait_s is None,
-        record.comm_arrival_s is None,
-        record.bus_bytes_per_s is None,
-        record.loss is None,
-        record.learning_rate is None,
-        len(record.replica_rows),
-    )
+    absent = tuple([value is None for value in record[_FIRST:_LAST]])
     values = [value for value in record[:-1] if value is not None]
-    return template % (*values, *record.replica_rows)
+    return _template(absent, len(record.replica_rows)) % (*values, *record.replica_rows)
 
 
 @cache
-def _template(
-    no_parts: bool,
-    no_comm: bool,
-    no_waiting: bool,
-    no_arrival: bool,
-    no_bus: bool,
-    no_loss: bool,
-    no_rate: bool,
-    num_devices: int,
-) -> str:
-    """The format of a row; nanoseconds of a second, and more digits than a float32 loss has."""
-    absent = {
-        *((f"{part}_s" for part in DP_PARTS) if no_parts else ()),
-        *(_COMM if no_comm else ()),
-        *(("straggler_wait_s",) if no_waiting else ()),
-        *(("comm_arrival_s",) if no_arrival else ()),
-        *(("bus_bytes_per_s",) if no_bus else ()),
-        *(("loss",) if no_loss else ()),
-        *(("learning_rate",) if no_rate else ()),
-    }
+def _template(absent: tuple[bool, ...], num_devices: int) -> str:
+    """The format of a row; nanoseconds of a second, and more digits than a float32 loss has.
+
+    Args:
+        absent: which of the columns that may be empty are.
+    """
+    empty = {name for name, none in zip(_SIMPLE[_FIRST:_LAST], absent, strict=True) if none}
     cells = [
-        "" if n in absent else "%.9g" if n.endswith("_s") or n in _REAL else "%d" for n in _SIMPLE
+        "" if n in empty else "%.9g" if n.endswith("_s") or n in _REAL else "%d" for n in _SIMPLE
     ]
     return ",".join([*cells, *(["%d"] * num_devices)]) + "\n"
 
