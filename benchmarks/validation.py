@@ -25,10 +25,10 @@ from dpexp.report.waterfall import Waterfall, shown, waterfall
 PAGE = ROOT / "docs" / "validation.md"
 COMMON = (
     "task=train", "model=custom", "model._target_=benchmarks.paced.Paced", "dataset.rows=320",
-    "dataset.features=64", "dataset.targets=64", "batch_size=32", "epochs=null", "steps=23",
+    "dataset.features=64", "dataset.targets=64", "batch_size=32", "epochs=null", "steps=15",
     "warmup_steps=3",
 )  # fmt: skip
-PAIRS = 6
+PAIRS = 8
 DELAY_S = 0.05
 # Just below a layer's bytes: a bucket is full when it has a whole layer, so there are two.
 TWO_BUCKETS = "parallel.bucket_cap_mb=0.0157"
@@ -169,12 +169,12 @@ SCENARIOS = (
         calm=True,
     ),
     Scenario(
-        "each collective takes 50 ms longer, two buckets, one behind the computation",
-        (f"inject.collective_delay_s={DELAY_S}", TWO_BUCKETS, "+model.row_s=0.004", "steps=10"),
+        "each collective takes 25 ms longer, two buckets, one behind the computation",
+        (f"inject.collective_delay_s={DELAY_S / 2}", TWO_BUCKETS, "+model.row_s=0.0025"),
         (
-            amounts_to("more exposed, by buckets", by_buckets, MS),
-            amounts_to("more exposed, by calibration", by_calibration, MS),
-            amounts_to("more overlapped", overlapped, MS),
+            amounts_to("more exposed, by buckets", by_buckets, MS / 2),
+            amounts_to("more exposed, by calibration", by_calibration, MS / 2),
+            amounts_to("more overlapped", overlapped, MS / 2),
             agree(),
         ),
         calm=True,
@@ -198,7 +198,7 @@ SCENARIOS = (
     ),
     Scenario(
         "rank 0 pauses for 50 ms a step on average",
-        ("inject.noisy_rank=0", f"inject.noise_s={DELAY_S}", "steps=33"),
+        ("inject.noisy_rank=0", f"inject.noise_s={DELAY_S}", "steps=25"),
         (named(0, "forward"), largest("waiting_for_the_slowest_rank")),
     ),
 )
