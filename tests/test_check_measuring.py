@@ -166,6 +166,14 @@ def test_dp_has_one_process_whatever_its_devices(key: str) -> None:
     assert "has 1 process " in str(error)
 
 
+def test_how_slow_a_rank_is_without_a_slow_rank_is_refused() -> None:
+    error = refusal(inject={"slow_factor": 1.5})
+    assert (error.key, error.value, error.fix) == (
+        "inject.slow_factor", 1.5, "inject.slow_rank=0",
+    )  # fmt: skip
+    check(make_config(inject={"slow_factor": 1.2}))  # that of conf/config.yaml
+
+
 def test_dp_may_have_a_slow_replica() -> None:
     make_plan_for("dp", 4, inject={"slow_rank": 3})
     make_plan_for("dp", 4, inject={"noisy_rank": 3, "noise_s": 0.1})
@@ -177,7 +185,10 @@ def test_in_a_sweep_a_cell_without_the_rank_is_not_disturbed_and_says_so() -> No
     plan = make_plan(config, make_facts(), in_sweep=True)
     assert any("inject.slow_rank=1: parallel=ddp has 1 device here" in note for note in plan.notes)
     assert injected(config, 1, 1) == []
-    assert injected(config, 2, 2) == ["rank 1 computes 1.2 times as long"]
+    assert injected(config, 2, 2) == ["rank 1 computes about 1.2 times as long"]
+    assert "injected: rank 1 computes about 1.2 times as long" not in plan.notes
+    spread = make_plan_for("ddp", 2, inject={"slow_rank": 1})
+    assert "injected: rank 1 computes about 1.2 times as long" in spread.notes
 
 
 def test_where_there_are_no_collectives_none_is_delayed_and_a_sweep_says_so() -> None:
@@ -209,7 +220,7 @@ def test_what_is_injected_is_told_in_words() -> None:
         "each batch takes 0.01 s longer to fetch on rank 1",
         "rank 0 pauses for 0.5 s a step on average",
         "rank 1 kills itself at step 7",
-        "rank 0 hangs at step 7",
+        "rank 0 hangs at step 7; the others give up after parallel.timeout_s=300",
     ]
 
 

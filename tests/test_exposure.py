@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpexp.exposure import Exposure, bus_share, covered, of_blocking, of_buckets
+from dpexp.exposure import Exposure, bus_share, covered, of_blocking, of_buckets, together
 
 NAN = float("nan")
 
@@ -54,8 +54,8 @@ def test_a_late_rank_makes_the_others_wait_for_it_and_not_for_the_network() -> N
     ready, end = table([1, 3]), table([7, 8])
     late = table([6, 7])  # when the last rank had them
     got = of_buckets(ready, end, late)
-    # Of 3 to 8 the rank waited for the other one until 7.
-    assert_is(got, exposed=[1], waiting=[4], overlapped=[2], bus=[2])
+    # Of 3 to 8 the rank waited for the other one until 7. All ranks are there from 6 to 8.
+    assert_is(got, exposed=[1], waiting=[4], overlapped=[1], bus=[2])
 
 
 def test_the_late_rank_itself_waits_for_nobody() -> None:
@@ -65,7 +65,7 @@ def test_the_late_rank_itself_waits_for_nobody() -> None:
 
 def test_a_rank_that_was_late_only_for_an_early_bucket_costs_no_wait() -> None:
     got = of_buckets(table([1, 6]), table([5, 8]), table([4, 6]))
-    assert_is(got, exposed=[2], waiting=[0], overlapped=[4], bus=[3])
+    assert_is(got, exposed=[2], waiting=[0], overlapped=[1], bus=[3])
 
 
 def test_a_wait_is_never_longer_than_the_whole_of_it() -> None:
@@ -108,6 +108,7 @@ def test_blocking_collectives_that_are_not_there_cost_nothing() -> None:
 
 @pytest.mark.parametrize("of", [of_buckets, of_blocking])
 def test_the_parts_are_never_negative_and_add_up_to_what_is_under_way(of: Any) -> None:
+    """With all ranks there; what blocks is under way for this rank from its own arrival on."""
     draws = np.random.default_rng(0)
     ready = np.cumsum(draws.exponential(1, (500, 4)), axis=1)
     last = ready + draws.exponential(1, (500, 4))
@@ -117,8 +118,34 @@ def test_the_parts_are_never_negative_and_add_up_to_what_is_under_way(of: Any) -
         ready, last, end = ready + shift, last + shift, end + shift
     got = of(ready, end, last)
     assert all((part >= 0).all() for part in got)
-    whole = got.exposed_s + got.waiting_s + got.overlapped_s
-    np.testing.assert_allclose(whole, covered(ready, end), rtol=1e-9)
+    np.testing.assert_allclose(got.exposed_s + got.overlapped_s, covered(last, end), rtol=1e-9)
+    np.testing.assert_allclose(got.bus_s, covered(last, end), rtol=1e-9)
+    stood = (end - ready).sum(axis=1) if of is of_blocking else end.max(axis=1) - ready[:, -1]
+    np.testing.assert_allclose(got.exposed_s + got.waiting_s, stood, rtol=1e-9)
+
+
+# Both kinds in one step
+
+
+def test_buffers_that_block_before_forward_and_buckets_beside_backward_add_up() -> None:
+    # Buffers at 1, which the last rank has at 4, until 6; then buckets, the second of which the
+    # rank has at 12 and waits for: until 15 for the last rank, until 18 for the transport.
+    blocking = of_blocking(table([1]), table([6]), table([4]))
+    buckets = of_buckets(table([9, 12]), table([14, 18]), table([10, 15]))
+    assert_is(blocking, exposed=[2], waiting=[3], overlapped=[0], bus=[2])
+    # All ranks are there from 10 to 14 and from 15 to 18; 3 s of that are exposed.
+    assert_is(buckets, exposed=[3], waiting=[3], overlapped=[4], bus=[7])
+    got = together(blocking, buckets)
+    assert_is(got, exposed=[5], waiting=[6], overlapped=[4], bus=[9])
+
+
+def test_a_step_with_one_kind_only_costs_what_that_kind_does() -> None:
+    none, some = table([NAN]), table([2])
+    buckets = of_buckets(some, table([5]), table([3]))
+    got = together(of_blocking(none, none, none), buckets)
+    assert_is(got, exposed=[2], waiting=[1], overlapped=[0], bus=[2])
+    got = together(of_blocking(some, table([5]), table([3])), of_buckets(none, none, none))
+    assert_is(got, exposed=[2], waiting=[1], overlapped=[0], bus=[2])
 
 
 # Intervals

@@ -8,7 +8,7 @@ import pytest
 from builders import make_facts, make_plan_for, make_rank_result, make_summary
 
 from dpexp.records import ErrorRecord
-from dpexp.results import assemble, ended_early
+from dpexp.results import _one_bucket, assemble, ended_early
 from dpexp.schema import Task
 
 ENVIRONMENT = {"cores": 4}
@@ -225,7 +225,7 @@ def test_the_mean_of_each_phase_is_told_per_rank() -> None:
     [
         ({}, []),
         ({"collective_delay_s": 0.05}, ["each collective takes 0.05 s longer"]),
-        ({"slow_rank": 1, "slow_factor": 1.5}, ["rank 1 computes 1.5 times as long"]),
+        ({"slow_rank": 1, "slow_factor": 1.5}, ["rank 1 computes about 1.5 times as long"]),
         ({"data_delay_s": 0.1}, ["each batch takes 0.1 s longer to fetch"]),
         (
             {"data_delay_s": 0.1, "data_rank": 0},
@@ -234,7 +234,10 @@ def test_the_mean_of_each_phase_is_told_per_rank() -> None:
         ({"noisy_rank": 0, "noise_s": 0.02}, ["rank 0 pauses for 0.02 s a step on average"]),
         (
             {"die_rank": 0, "hang_rank": 1, "at_step": 3},
-            ["rank 0 kills itself at step 3", "rank 1 hangs at step 3"],
+            [
+                "rank 0 kills itself at step 3",
+                "rank 1 hangs at step 3; the others give up after parallel.timeout_s=300",
+            ],
         ),
     ],
     ids=str,
@@ -242,6 +245,31 @@ def test_the_mean_of_each_phase_is_told_per_rank() -> None:
 def test_a_disturbed_run_says_by_what(inject: dict[str, Any], told: list[str]) -> None:
     plan = make_plan_for("ddp", 2, inject=inject)
     ranks = [make_rank_result(rank) for rank in range(2)]
-    assert assemble(plan, ENVIRONMENT, ranks).injected == told
+    result = assemble(plan, ENVIRONMENT, ranks)
+    assert result.injected == told
+    assert [note for note in result.notes if note.startswith("injected")] == [
+        f"injected: {each}" for each in told
+    ]
     error = ErrorRecord("crash", "SIGKILL", "killed", rank=0)
     assert ended_early(plan, ENVIRONMENT, "failed", error, []).injected == told
+
+
+@pytest.mark.parametrize(
+    ("count", "num_bytes", "strategy", "said"),
+    [
+        (1, 2**20, "ddp", True),
+        (2, 2**20, "ddp", False),  # the second one travels while backward goes on
+        (1, 2**20 - 1, "ddp", False),  # so few bytes that it hardly matters
+        (1, 2**20, "fsdp", False),  # it has no buckets
+    ],
+)
+def test_gradients_in_one_bucket_that_cannot_travel_beside_backward_are_told(
+    count: float, num_bytes: float, strategy: str, said: bool
+) -> None:
+    comm = {"collectives_per_step": count, "bytes_per_step": num_bytes}
+    (note,) = _one_bucket(make_plan_for(strategy, 2), make_rank_result(comm=comm)) or [""]
+    assert ("parallel.bucket_cap_mb=25" in note) == said
+
+
+def test_without_timed_collectives_nothing_is_said_of_buckets() -> None:
+    assert _one_bucket(make_plan_for("ddp", 2), make_rank_result()) == []

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import make_context
+from builders import TickClock, make_context
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from dpexp.batches import Inputs
 from dpexp.parallel import ddp, make_strategy
-from dpexp.parallel.ddp import DistributedDataParallel
+from dpexp.parallel.collectives import Collective, CollectiveLog
+from dpexp.parallel.ddp import DistributedDataParallel, MeasuredDDP
 from dpexp.schedule import chunk_sizes
-from dpexp.schema import StrategyName
+from dpexp.schema import StrategyName, Task
 
 
 def on_rank(rank: int, world_size: int, device: str = "cpu") -> DistributedDataParallel:
@@ -111,7 +113,7 @@ class Wrapper(nn.Module):
 def test_torch_gets_the_options_of_the_config_and_no_device_ids_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, device: str, ids: Any
 ) -> None:
-    monkeypatch.setattr(ddp, "TorchDDP", Wrapper)
+    monkeypatch.setattr(ddp, "MeasuredDDP", Wrapper)
     strategy = on_rank(0, 2, device)
     strategy.wrap(nn.Linear(5, 2))
     assert isinstance(strategy._model, Wrapper)
@@ -123,6 +125,51 @@ def test_torch_gets_the_options_of_the_config_and_no_device_ids_on_a_cpu(
         "gradient_as_bucket_view": False,
         "broadcast_buffers": True,
     }
+
+
+class SmallDDP(MeasuredDDP):  # type: ignore[misc]
+    """Without a process group; sending the buffers takes 5 s."""
+
+    def __init__(self, module: nn.Module, clock: TickClock) -> None:
+        nn.Module.__init__(self)
+        self.modules_buffers = list(module.buffers())
+        self.clock = clock
+
+
+def test_the_buffers_before_forward_are_one_blocking_broadcast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = TickClock()
+
+    def send(model: SmallDDP) -> None:
+        model.clock.ticks += 5
+
+    monkeypatch.setattr(TorchDDP, "_sync_buffers", send)
+    wrapped = SmallDDP(nn.BatchNorm1d(3), clock)
+    wrapped._sync_buffers()  # not timed
+    assert clock.ticks == 5
+    wrapped.log = CollectiveLog(clock, 2, blocking=False)
+    wrapped._sync_buffers()
+    # Two means and variances of 3 numbers, and a counter of 8 bytes. A broadcast on a ring passes
+    # each byte over a link once.
+    assert wrapped.log.noted == [Collective("broadcast", 32, 32.0, False, 6, 12, True)]
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_wrapper_notes_into_the_log_of_the_strategy(
+    monkeypatch: pytest.MonkeyPatch, timed: bool
+) -> None:
+    monkeypatch.setattr(ddp, "MeasuredDDP", Wrapper)
+    monkeypatch.setattr(ddp, "add_comm_hook", lambda *_args: True)
+    context = make_context(
+        "ddp", 2, world_size=2, task=Task.train, measure={"comm": timed}
+    )
+    strategy = make_strategy(StrategyName.ddp, context)
+    strategy.wrap(nn.Linear(5, 2))
+    assert isinstance(strategy, DistributedDataParallel)
+    assert (strategy.log is not None) == timed
+    assert strategy._wrapped is not None
+    assert strategy._wrapped.log is strategy.log
 
 
 def test_closing_lets_go_of_the_wrapped_model() -> None:

@@ -45,11 +45,13 @@ def run_of(
     *,
     devices: int = 1,
     scaling: str = "strong",
+    parallel: str = "ddp",
     calibration: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     return {
         "num_devices": devices,
         "scaling": scaling,
+        "parallel": parallel,
         "timing": {"step": {"mean_s": step_s}},
         "ranks": ranks,
         "comm": None if comm is None else {"ranks": comm, "calibration": calibration},
@@ -94,9 +96,10 @@ def test_under_strong_scaling_the_ideal_cell_divides_the_baselines_step() -> Non
             "exposed_communication": 0.008,
             "waiting_for_the_slowest_rank": 0.004,
             "optimizer": 0.006 - 0.003,
-            # The phase `other`, and 0.040 - 0.008 - 0.004 - 0.026 of backward.
-            "overhead": 0.001 + 0.002 - 0.001,
-            "residual": 0.001,  # the slowest rank's step is not the sum of rank 0's phases
+            "overhead": 0.001 - 0.001,
+            # The slowest rank's step is not the sum of rank 0's phases, and of backward
+            # 0.040 - 0.008 - 0.004 - 0.026 are left.
+            "residual": 0.001 + 0.002,
         },
     )
     assert got.largest == "exposed_communication"
@@ -115,8 +118,8 @@ def test_under_weak_scaling_the_ideal_step_takes_as_long_as_the_baselines() -> N
             "backward": -0.024,
             "exposed_communication": 0.008,
             "waiting_for_the_slowest_rank": 0.004,
-            "overhead": 0.001,
-            "residual": 0.051,
+            "overhead": -0.001,
+            "residual": 0.053,
         },
     )
 
@@ -163,8 +166,7 @@ def test_without_calibration_all_of_backward_that_is_not_waited_is_computing(
 
 
 def test_under_fsdp_a_step_without_exchange_still_gathers_and_is_no_measure() -> None:
-    covers = {"pairs": 8, "covers": "the scattering of gradients"}
-    got = waterfall([cell(calibration=covers)], [BASE])
+    got = waterfall([cell(parallel="fsdp")], [BASE])
     assert got is not None
     assert got.parts_s["backward"] == pytest.approx(0.028 - 0.025)
     assert got.parts_s["overhead"] == pytest.approx(0.0)
@@ -201,8 +203,10 @@ def test_a_rank_is_compared_with_its_own_calibration() -> None:
     assert got is not None
     assert got.rank == 1
     assert got.parts_s["backward"] == pytest.approx(0.018 - 0.025)
-    # 0.026 - 0.008 - 0.001 of backward are 0.017, less than 0.018 alone.
-    assert got.parts_s["overhead"] == pytest.approx(0.001 - 0.001 - 0.001)
+    # 0.026 - 0.008 - 0.001 of backward are 0.017, less than 0.018 alone; the step took 0.071, and
+    # the phases of this rank 0.070.
+    assert got.parts_s["overhead"] == pytest.approx(0.001 - 0.001)
+    assert got.parts_s["residual"] == pytest.approx(0.017 - 0.018 + 0.001, abs=1e-12)
 
 
 def test_what_forward_waits_is_no_computing_either() -> None:
@@ -229,6 +233,23 @@ def test_a_single_process_has_copies_and_waits_for_nobody() -> None:
             "backward": 0.040 - 0.003 - 0.025,
             "exposed_communication": 0.012,
             "optimizer": 0.003,
+        },
+    )
+
+
+def test_emulated_devices_compute_their_backward_in_one_thread_which_is_overhead() -> None:
+    comm = [comm_of(0, 0.012, None, exposed_backward=0.003)]
+    run = run_of(0.070, [rank_of(0, SPREAD)], comm, devices=2, parallel="dp")
+    got = waterfall([run | {"emulated": True}], [BASE])
+    assert got is not None
+    assert_parts(
+        got,
+        {
+            "data": 0.001,
+            "forward": 0.016 - 0.009 - 0.015,
+            "exposed_communication": 0.012,
+            "optimizer": 0.003,
+            "overhead": 0.001 - 0.001 + 0.040 - 0.003 - 0.025,
         },
     )
 
