@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 
 import dpexp
 from dpexp.records import PHASES
+from dpexp.report.waterfall import waterfall
 
 DP4 = ("parallel=dp", "num_devices=4")
 
@@ -114,6 +115,28 @@ def test_a_check_before_the_steps_does_not_take_their_first_call(runs: Runs) -> 
 
 
 # Waiting for data
+
+
+def test_who_waits_for_a_rank_whose_data_comes_late_is_told_so_with_batch_norm_too(
+    again: Callable[..., dpexp.Run],
+) -> None:
+    """Ranks meet when the buffers are sent, before forward: the wait is not one for the network."""
+    options = (*model("Changing"), *LONG, "task=train", "steps=20", "warmup_steps=2")
+    delay = ("inject.data_delay_s=0.05", "inject.data_rank=1")
+
+    def attempt() -> bool:
+        calm, late = again(*NONE, *options), again(*SPREAD["ddp on 2"], *options, *delay)
+        one, two = (json.loads((run.folder / "run.json").read_text()) for run in (calm, late))
+        fall, found = waterfall([two], [one]), late.result.stragglers
+        assert fall is not None
+        assert found is not None
+        # Buffers: a mean and a variance of 8 numbers, and a counter.
+        # Gradients: 5 x 8 + 8, 8 + 8 and 8 x 2 + 2 numbers.
+        assert column(late, "comm_bytes") == [2 * 8 * 4 + 8 + (48 + 16 + 18) * 4] * 20
+        named = (found["rank"], found["phase"]) == (1, "data")
+        return named and fall.largest == "waiting_for_the_slowest_rank"
+
+    assert twice_of_three(attempt)
 
 
 def test_time_to_fetch_a_batch_is_data_and_not_computing(again: Callable[..., dpexp.Run]) -> None:
@@ -246,7 +269,7 @@ def test_more_devices_that_make_a_small_model_slower_are_told_as_such(tmp_path: 
     def attempt() -> bool:
         folder = tmp_path / f"sweep-{time.time_ns()}"
         sweep = dpexp.sweep(
-            ["parallel=dp", "num_devices=1,4", "task=train", "epochs=5", "check.parity=false"],
+            ["parallel=dp", "num_devices=1,4", "task=train", "epochs=100", "check.parity=false"],
             folder=folder,
         )
         assert "emulated" in (folder / "report.md").read_text()
