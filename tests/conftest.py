@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fakeevents import Event
 
 from dpexp import server
 
@@ -82,6 +83,16 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         yield tmp_path  # type: ignore[misc]
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    """A device's events so far, in order; see fakeevents.py."""
+    import torch
+
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(Event, "made", [])
+    return Event.made
 
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]

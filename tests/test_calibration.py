@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from builders import FakeComm, ListSink, TickClock, make_plan_for
+from fakeevents import Event, waits
 from torch import nn
 
 from dpexp.batches import Inputs, make_split
@@ -24,6 +25,7 @@ from dpexp.parallel.collectives import CollectiveLog
 from dpexp.recorder import Recorder
 from dpexp.schema import CommHook, StrategyName, Task
 from dpexp.shapes import ShapeLog
+from dpexp.timing import Clock, EventClock
 from dpexp.training import Training
 from dpexp.transfer import make_transfer
 
@@ -58,10 +60,17 @@ class MeetingComm(FakeComm):
 class Bench:
     """A model under `none`, whose exchange of gradients the test plays."""
 
-    def __init__(self, pairs: int = 3, strategy: str = "none", **config: Any) -> None:
+    def __init__(
+        self,
+        pairs: int = 3,
+        strategy: str = "none",
+        clock: Clock[Any] | None = None,
+        **config: Any,
+    ) -> None:
         plan = make_plan_for(task=Task.train, **config)
         self.plan = replace(plan, calibration_pairs=pairs, strategy=StrategyName(strategy))
-        self.comm, self.clock, self.shapes = MeetingComm(), TickClock(), ShapeLog()
+        self.ticks = TickClock()
+        self.comm, self.clock, self.shapes = MeetingComm(), clock or self.ticks, ShapeLog()
         self.strategy = make_strategy(
             StrategyName.none, Context(plan, self.comm, CPU, self.clock, self.shapes)
         )
@@ -105,7 +114,7 @@ def play_exchange(
         yield
 
     def in_backward(_gradient: torch.Tensor) -> None:
-        bench.clock.ticks += left[now[-1]].pop(0)  # type: ignore[assignment]
+        bench.ticks.ticks += left[now[-1]].pop(0)  # type: ignore[assignment]
 
     monkeypatch.setattr(bench.strategy, "synchronised", synchronised)
     bench.model.linear.bias.register_hook(in_backward)
@@ -134,7 +143,7 @@ def test_steps_without_and_with_exchange_take_turns_and_the_ranks_meet_before_ea
     now = play_exchange(bench, monkeypatch, {False: [0, 0], True: [0, 0]})
     bench.calibrate()
     assert now == [False, True, False, True]
-    assert (bench.comm.met, len(bench.model.sizes), bench.clock.settled) == (4, 4, 1)
+    assert (bench.comm.met, len(bench.model.sizes), bench.ticks.settled) == (4, 4, 1)
 
 
 def test_only_the_last_micro_batch_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,3 +239,35 @@ def test_what_cannot_be_calibrated_says_why() -> None:
     assert "static_graph" in (why_not(static) or "")
     powersgd = {"comm_hook": CommHook.powersgd, "powersgd_rank": 1, "powersgd_start": 2}
     assert "powersgd" in (why_not(make_plan_for("ddp", 2, parallel=powersgd)) or "")
+
+
+def test_on_a_device_the_host_waits_once_after_all_pairs(
+    events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each event comes 5 ms after the one before; a collective is two more within backward."""
+    clock = EventClock(torch.device("meta"))
+    bench = Bench(pairs=3, clock=clock)
+    log = CollectiveLog(clock, 2, blocking=False)
+    bench.strategy.log = log
+    waited: list[int] = []
+    exchanging = [False]
+
+    @contextmanager
+    def synchronised(last: bool) -> Iterator[None]:
+        exchanging[0] = last
+        waited.append(waits(events))
+        yield
+
+    def exchange(_gradient: torch.Tensor) -> None:
+        if exchanging[0]:
+            log.done(log.begin("all_reduce", 4))
+
+    monkeypatch.setattr(bench.strategy, "synchronised", synchronised)
+    bench.model.linear.bias.register_hook(exchange)
+    got = bench.calibrate()
+    assert got["backward_without_exchange_s"] == pytest.approx(0.005)
+    assert got["backward_with_exchange_s"] == pytest.approx(0.015)
+    assert got["exchange_s"] == pytest.approx(0.010)
+    assert got["exchange_quartiles_s"] == pytest.approx([0.010, 0.010])
+    assert waited == [0] * 6
+    assert waits(events) == 2  # for the last mark, and for the anchor after it

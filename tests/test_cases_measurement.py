@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 
 import dpexp
 from dpexp.records import PHASES
+from dpexp.report.waterfall import waterfall
 
 DP4 = ("parallel=dp", "num_devices=4")
 
@@ -26,6 +27,12 @@ DP4 = ("parallel=dp", "num_devices=4")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory)
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of torch wait for each other: on a busy machine small steps then take 10 ms more."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +123,28 @@ def test_a_check_before_the_steps_does_not_take_their_first_call(runs: Runs) -> 
 # Waiting for data
 
 
+def test_who_waits_for_a_rank_whose_data_comes_late_is_told_so_with_batch_norm_too(
+    again: Callable[..., dpexp.Run],
+) -> None:
+    """Ranks meet when the buffers are sent, before forward: the wait is not one for the network."""
+    options = (*model("Changing"), *LONG, "task=train", "steps=20", "warmup_steps=2")
+    delay = ("inject.data_delay_s=0.05", "inject.data_rank=1")
+
+    def attempt() -> bool:
+        calm, late = again(*NONE, *options), again(*SPREAD["ddp on 2"], *options, *delay)
+        one, two = (json.loads((run.folder / "run.json").read_text()) for run in (calm, late))
+        fall, found = waterfall([two], [one]), late.result.stragglers
+        assert fall is not None
+        assert found is not None
+        # Buffers: a mean and a variance of 8 numbers, and a counter.
+        # Gradients: 5 x 8 + 8, 8 + 8 and 8 x 2 + 2 numbers.
+        assert column(late, "comm_bytes") == [2 * 8 * 4 + 8 + (48 + 16 + 18) * 4] * 20
+        named = (found["rank"], found["phase"]) == (1, "data")
+        return named and fall.largest == "waiting_for_the_slowest_rank"
+
+    assert twice_of_three(attempt)
+
+
 def test_time_to_fetch_a_batch_is_data_and_not_computing(again: Callable[..., dpexp.Run]) -> None:
     slow = (*data("usermeasuring.SlowRows", rows=64, seconds=0.005), "batch_size=8")
 
@@ -160,6 +189,7 @@ def test_what_a_loader_fetches_meanwhile_is_not_waited_for(
 # More than an average
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_slow_steps_now_and_then_are_seen_in_the_percentiles(
     again: Callable[..., dpexp.Run],
 ) -> None:
@@ -242,6 +272,7 @@ def test_speed_up_is_that_of_the_mode_of_scaling_which_the_report_names(
     assert twice_of_three(attempt)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_more_devices_that_make_a_small_model_slower_are_told_as_such(tmp_path: Path) -> None:
     def attempt() -> bool:
         folder = tmp_path / f"sweep-{time.time_ns()}"
@@ -261,6 +292,7 @@ def test_more_devices_that_make_a_small_model_slower_are_told_as_such(tmp_path: 
 # What looks on
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_trace_does_not_change_the_time_of_a_step(again: Callable[..., dpexp.Run]) -> None:
     slow = (*model("usercode.Slow", seconds=0.02), *LONG, "steps=20", "task=train")
 

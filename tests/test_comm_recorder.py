@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import FakeComm, TickClock, together
+import torch
+from builders import FakeComm, ListSink, TickClock, make_plan_for, together
+from fakeevents import Event, waits
 
+from dpexp import timing
 from dpexp.comm import Comm
 from dpexp.comm_recorder import TIMELINE_STEPS, CommRecorder, StepComm, Steps
-from dpexp.parallel.collectives import Collective
-from dpexp.rows import phase_spans
+from dpexp.parallel.collectives import Collective, CollectiveLog
+from dpexp.recorder import Recorder
+from dpexp.rows import Row, phase_spans
 
 # Begin, then the ends of data, transfer, forward, backward, optimizer and other.
 MARKS = [0, 1, 2, 10, 30, 32, 33]
@@ -281,6 +285,53 @@ def test_of_blocking_collectives_lateness_adds_up_over_the_meetings_of_a_step() 
     assert found["ranks"][1]["others_wait_mean_s"] == pytest.approx(5.025)
 
 
+# Both kinds in one step
+
+
+def both_kinds(broadcast: float, bucket: float) -> list[Collective]:
+    """Buffers sent before forward until 6, then buckets of which the last is done at 29."""
+    sent = Collective("broadcast", 32, 32.0, False, broadcast, 6, True)
+    return [sent, *buckets((12, 16), (bucket, 29))]
+
+
+def test_what_blocks_before_forward_and_what_runs_beside_backward_add_up() -> None:
+    early, late = steps(both_kinds(3, 20)), steps(both_kinds(5, 26))
+    (first, one), (second, two) = meeting([early, late])
+    # For the buffers 2 s for the other rank and 1 s for the transport; then as for buckets alone.
+    assert (first.waiting_s, first.exposed_s, first.overlapped_s) == ([2 + 6], [1 + 3], [4])
+    assert (second.waiting_s, second.exposed_s, second.overlapped_s) == ([0], [1 + 3], [4])
+    assert (first.arrival_s, first.num_bytes) == ([3], [1232])
+    # All ranks are there from 5 to 6, from 12 to 16 and from 26 to 29.
+    assert first.bus_bytes_per_s == [1232 / 8]
+    for summary, waited in ((one.summary(), 6), (two.summary(), 0)):
+        assert summary["waiting_backward_mean_s"] == waited
+        assert summary["exposed_backward_mean_s"] == 3
+        assert summary["comm_exposed_mean_s"] == 4
+        assert summary["collectives_per_step"] == 3
+
+
+def test_a_rank_late_for_the_buffers_is_late_by_its_data_and_not_by_its_backward() -> None:
+    """After the buffers have been sent both ranks go on together."""
+    count = 6
+    begun = [0.01 * step for step in range(count)]
+    early = steps(*[both_kinds(3, 26)] * count)
+    marks = [[0, 1 + 2 + late, 2 + 2 + late, 10, 30, 32, 33] for late in begun]
+    late_one = Steps(
+        early.numbers,
+        marks,
+        TickClock().spans(marks),
+        early.measured,
+        [both_kinds(5 + late, 26) for late in begun],
+    )
+    (first, own), _ = meeting([early, late_one])
+    assert first.waiting_s == pytest.approx([2 + late for late in begun])
+    found = own.summary()["stragglers"]
+    assert (found["rank"], found["phase"], found["reason"]) == (1, "data", "")
+    assert found["ranks"][1]["excess_mean_s"]["data"] == pytest.approx(2.025)
+    assert found["ranks"][1]["excess_mean_s"]["forward"] == pytest.approx(0)
+    assert found["ranks"][1]["excess_mean_s"]["backward"] == pytest.approx(0)
+
+
 # The timeline
 
 
@@ -311,3 +362,43 @@ def test_micro_batches_are_one_step() -> None:
     (first, _), (second, _) = meeting([one(22), one(26)])
     assert (first.exposed_s, first.waiting_s) == ([3], [4])
     assert (second.exposed_s, second.waiting_s) == ([3], [0])
+
+
+# On a device
+
+
+def device_step(clock: timing.EventClock, number: int) -> Row:
+    """Marks every 5 ms: buckets from 25 to 35 and from 30 to 40 ms, backward until 45."""
+    marks = [clock.mark() for _ in range(4)]
+    log = CollectiveLog(clock, 2, blocking=False)
+    first, second = log.begin("all_reduce", 600), log.begin("all_reduce", 600)
+    log.done(first)
+    log.done(second)
+    marks += [clock.mark() for _ in range(3)]
+    return Row(number, 0, 30, 30, marks, (), None, None, 0, tuple(log.noted))
+
+
+def test_a_devices_events_give_the_same_figures_and_are_waited_for_once_a_flush(
+    events: list[Event],
+) -> None:
+    clock, sink, comm = timing.EventClock(torch.device("meta")), ListSink(), FakeComm()
+    plan = make_plan_for(warmup_steps=0)
+    whole = Recorder(plan, comm, clock, [sink], 1.0, CommRecorder(comm, clock))
+    for flush in range(2):
+        for step in range(3):
+            whole.add(device_step(clock, 3 * flush + step))
+        assert waits(events) == 2 * flush
+        whole.flush()
+        assert waits(events) == 2 * flush + 2  # for the last mark, and for the anchor after it
+    assert len(sink.records) == 6
+    for record in sink.records:
+        assert record.backward_s == pytest.approx(0.025)
+        assert record.comm_exposed_s == pytest.approx(0.010)
+        assert record.comm_overlapped_s == pytest.approx(0.005)
+        assert record.comm_arrival_s == pytest.approx(0.020)
+        assert record.comm_bytes == 1200
+        assert record.bus_bytes_per_s == pytest.approx(1200 / 0.015)
+    (drawn, *_) = whole.comm_summary()["timeline"]  # type: ignore[index]
+    spans = [each["end_s"] - each["ready_s"] for each in drawn["collectives"]]
+    assert spans == pytest.approx([0.010, 0.010])
+    assert drawn["collectives"][0]["ready_s"] - drawn["begin_s"] == pytest.approx(0.020)

@@ -119,12 +119,13 @@ def test_ddp_sends_the_buckets_that_inspect_computes(run: Runs) -> None:
 
 
 def sent(done: dpexp.Run, *, rank: int, step: int) -> list[tuple[str, int]]:
+    """Of a step in the timeline, where each collective has a track from 2 on."""
     trace = json.loads((done.folder / "timeline.json").read_text(encoding="utf-8"))
     return [
         (event["name"], event["args"]["bytes"])
         for event in trace["traceEvents"]
-        if event["ph"] == "X" and event["tid"] == 2 and event["pid"] == rank
-        if event["args"]["step"] == step
+        if event["ph"] == "X" and event["tid"] >= 2 and event["pid"] == rank
+        if event["args"]["step"] == step and event["name"] != "waiting for other ranks"
     ]
 
 
@@ -289,6 +290,35 @@ def test_a_rank_that_dies_is_named(run: Runs, strategy: str) -> None:
     assert len(ranks_alive()) <= before
 
 
+def test_the_other_rank_keeps_its_steps_until_then_with_what_is_known_of_them(run: Runs) -> None:
+    """Those after its last flush are written although nobody is left to compare them with."""
+    overrides = (*TRAIN, *SPREAD["ddp"], "epochs=null", "steps=200")
+    done = run.ended(*overrides, "inject.die_rank=1", "inject.at_step=50")
+    assert done.result.status == "failed"
+    rows = table(done)
+    assert [row["step"] for row in rows] == [str(step) for step in range(len(rows))]
+    assert 48 <= len(rows) <= 50
+    assert {row["comm_bytes"] for row in rows} == {"520"}
+    compared = [row["comm_exposed_s"] != "" for row in rows]
+    alone = compared.count(False)
+    assert compared == [True] * (len(rows) - alone) + [False] * alone
+    for row, known in zip(rows, compared, strict=True):
+        costs = ("comm_overlapped_s", "straggler_wait_s", "bus_bytes_per_s", "loss")
+        assert all((row[name] != "") == known for name in costs)
+        assert 0 < float(row["comm_arrival_s"]) < float(row["step_s"])
+
+
+def test_steps_that_are_enough_end_the_run_on_all_ranks_after_the_same_one(run: Runs) -> None:
+    until = ("epochs=null", "until.ci=0.5", "until.max_s=10")
+    done = run(*TRAIN, *SPREAD["ddp"], *until)
+    first, second = (column(done, "step", rank) for rank in range(2))
+    assert first == second == list(range(len(first)))
+    assert done.result.steps == {"measured": len(first) - 1, "warmup": 1}
+    elapsed_s = sum(column(done, "step_s")[1:])
+    reached = not any("until.ci" in note for note in done.result.notes)
+    assert (reached and len(first) - 1 >= 8) or elapsed_s >= 10
+
+
 def test_a_rank_that_hangs_ends_the_run_after_the_time_out_that_is_named(run: Runs) -> None:
     before, began = len(ranks_alive()), time.monotonic()
     done = run.ended(
@@ -300,5 +330,7 @@ def test_a_rank_that_hangs_ends_the_run_after_the_time_out_that_is_named(run: Ru
     assert "parallel.timeout_s" in error.message and "6" in error.message
     assert error.kind == "hang"
     assert time.monotonic() - began < 30
-    assert done.result.injected == ["rank 1 hangs at step 1"]
+    assert done.result.injected == [
+        "rank 1 hangs at step 1; the others give up after parallel.timeout_s=6"
+    ]
     assert len(ranks_alive()) <= before

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from builders import FakeComm, ListSink, TickClock, make_plan_for
+from fakeevents import Event, waits
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from dpexp import timing
 from dpexp.batches import Inputs, make_split
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.losses import make_loss
@@ -28,6 +30,7 @@ from dpexp.rows import Row
 from dpexp.schedule import GlobalBatch
 from dpexp.schema import StrategyName, Task
 from dpexp.shapes import ShapeLog
+from dpexp.timing import EventClock
 from dpexp.training import Training
 from dpexp.transfer import make_transfer
 
@@ -256,3 +259,52 @@ def test_a_batch_is_let_go_of_before_the_next_one_is_fetched() -> None:
 
     run_steps(source(), bench.work)
     assert alive == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("until", "steps"),
+    [
+        ({"ci": 0.02, "max_s": 1e6}, 15),  # flushes after 1, 3, 7 and 15 steps; 7 cannot tell yet
+        ({"ci": 0.02, "max_s": 18.0}, 3),  # steps of 6 s
+        ({"ci": 0.02, "max_s": 18.5}, 7),
+        ({"ci": None}, 100),
+    ],
+)
+def test_steps_end_at_the_flush_after_which_they_are_enough(
+    until: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "now_s", lambda: 0.0)  # so quick that a flush comes after twice
+    bench, taken = Bench(until=until), []
+
+    def noted() -> Iterator[tuple[GlobalBatch, Any]]:
+        for batch in batches(*[4] * 100):
+            taken.append(batch[0].step)
+            yield batch
+
+    run_steps(noted(), bench.work)
+    assert [record.step for record in bench.sink.records] == list(range(steps))
+    assert taken == list(range(steps))  # no batch is fetched for nothing
+    assert bench.work.recorder.enough == (steps < 100)
+
+
+def test_on_a_device_the_host_waits_for_it_in_a_flush_and_never_in_a_step(
+    events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "now_s", lambda: 0.0)
+    bench = Bench()
+    work = replace(bench.work, clock=EventClock(torch.device("meta")))
+    sink = ListSink()
+    recorder = Recorder(
+        make_plan_for(task=Task.train, warmup_steps=0), FakeComm(), work.clock, [sink]
+    )
+    waited: list[int] = []
+
+    def looked(*_args: Any) -> None:
+        waited.append(waits(events))
+
+    bench.model.register_forward_hook(looked)
+    run_steps(batches(*[4] * 10), replace(work, recorder=recorder))
+    # Flushes after 1, 3 and 7 steps, and at the end: each waits for the last mark and an anchor.
+    assert waited == [0, 2, 2, 4, 4, 4, 4, 6, 6, 6]
+    assert waits(events) == 8
+    assert [phases(record) for record in sink.records] == [pytest.approx([0.005] * 6)] * 10

@@ -15,6 +15,7 @@ from dpexp.recorder import Recorder
 from dpexp.records import PHASES, StepRecord
 from dpexp.rows import Row
 from dpexp.schema import Task
+from dpexp.uncertainty import relative_half_width
 
 # Seconds of the six phases of a step, in their order: together 21 s.
 MARKS = [100, 101, 103, 106, 110, 115, 121]
@@ -325,3 +326,109 @@ def test_recording_is_told_apart_and_is_in_no_steps_time(now: list[float]) -> No
         recorder.flush()
     assert recorder.recording_s == 14.0
     assert [record.step_s for record in sink.records] == [21, 21]
+
+
+# Enough steps
+
+
+def uneven(step: int) -> list[int]:
+    """Of 21 and 63 s in turns."""
+    return MARKS if step % 2 else [*MARKS[:-1], MARKS[-1] + 42]
+
+
+def flushed(bench: Bench, steps: int, **changes: Any) -> Bench:
+    for step in range(steps):
+        bench.step(step, **{"marks": MARKS, **changes})
+    bench.recorder.flush()
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("until", "steps", "enough"),
+    [
+        ({"ci": 0.02}, 8, True),  # all steps take as long, and 8 are the fewest that can tell
+        ({"ci": 0.02}, 7, False),
+        ({"ci": None}, 50, False),
+        ({"ci": 0.02, "max_s": 62.0}, 3, True),  # 3 steps of 21 s
+        ({"ci": 0.02, "max_s": 64.0}, 3, False),
+        ({"ci": None, "max_s": 62.0}, 3, False),
+    ],
+)
+def test_steps_are_enough_when_their_mean_is_known_or_the_time_is_up(
+    until: dict[str, Any], steps: int, enough: bool
+) -> None:
+    until = {"max_s": 1e6, **until}
+    assert flushed(Bench(until=until), steps).recorder.enough == enough
+
+
+def test_warm_up_steps_do_not_count_for_enough() -> None:
+    until = {"ci": 0.02, "max_s": 1e6}
+    assert not flushed(Bench(until=until, warmup_steps=1), 8).recorder.enough
+    assert flushed(Bench(until=until, warmup_steps=1), 9).recorder.enough
+
+
+def test_steps_that_differ_too_much_are_not_enough() -> None:
+    for ci, enough in ((0.01, False), (0.9, True)):
+        bench = Bench(until={"ci": ci, "max_s": 1e6})
+        for step in range(20):
+            bench.step(step, marks=uneven(step))
+        bench.recorder.flush()
+        assert bench.recorder.enough == enough
+
+
+def test_rank_zero_decides_for_all_ranks_when_to_end() -> None:
+    until = {"ci": 0.02, "max_s": 1e6}
+    alone = flushed(Bench("ddp", 2, FakeComm(1, 2), until=until), 20)
+    assert not alone.recorder.enough  # however well rank 1 knows its own mean
+    told = flushed(Bench("ddp", 2, FakeComm(1, 2, peers_max=1.0), until=until), 1)
+    assert told.recorder.enough
+    assert flushed(Bench("ddp", 2, FakeComm(0, 2), until=until), 8).recorder.enough
+
+
+def test_an_emergency_asks_nobody_whether_it_is_enough() -> None:
+    bench = Bench("ddp", 2, FakeComm(0, 2), until={"ci": 0.02, "max_s": 1e6})
+    for step in range(20):
+        bench.step(step)
+    bench.recorder.flush(together=False)
+    assert not bench.recorder.enough
+
+
+def test_a_mean_that_is_not_known_well_enough_is_noted_at_the_end() -> None:
+    until = {"ci": 0.01, "max_s": 1e6}
+    few = flushed(Bench(until=until), 3).recorder
+    assert few.end_notes() == (
+        "until.ci=0.01 was not reached: the mean step is not known: too few steps",
+    )
+    rough = Bench(until=until)
+    for step in range(20):
+        rough.step(step, marks=uneven(step))
+    rough.recorder.flush()
+    (note,) = rough.recorder.end_notes()
+    width = relative_half_width(rough.recorder.step_seconds())
+    assert width is not None and width > 0.01
+    assert note == f"until.ci=0.01 was not reached: the mean step is known to within {width:.1%}"
+
+
+def test_nothing_is_noted_where_it_was_reached_or_not_asked_for_and_once_for_all_ranks() -> None:
+    until = {"ci": 0.01, "max_s": 1e6}
+    assert flushed(Bench(until=until), 8).recorder.end_notes() == ()
+    assert flushed(Bench(until={"ci": None}), 3).recorder.end_notes() == ()
+    assert flushed(Bench("ddp", 2, FakeComm(1, 2), until=until), 3).recorder.end_notes() == ()
+
+
+def test_a_pause_counts_for_no_pace(now: list[float]) -> None:
+    bench = Bench()
+    bench.step(0)
+    now[0] += 0.1
+    bench.recorder.flush()
+    now[0] += 1000.0  # the pause: a calibration, say
+    bench.recorder.resume()
+    for step in range(2):
+        bench.step(step)
+    now[0] += 0.1  # 2 steps in 0.1 s: half a second is 10, and at most 4 come next
+    bench.recorder.flush()
+    for step in range(3):
+        bench.step(step)
+        assert not bench.recorder.flush_due()
+    bench.step(3)
+    assert bench.recorder.flush_due()

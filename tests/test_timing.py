@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fakeevents import Event
 
 from dpexp import timing
 from dpexp.timing import EventClock, HostClock, make_clock
 
 DEVICE = torch.device("meta")
-
-
-class Event:
-    """torch.Event on a device that takes 5 ms from one event to the next."""
-
-    made: ClassVar[list[Event]] = []
-
-    def __init__(self, device: torch.device, enable_timing: bool) -> None:
-        if not enable_timing:
-            raise ValueError("an event without timing cannot be read")
-        self.device = device
-        self.at_ms: float | None = None
-        self.synchronized = 0
-        Event.made.append(self)
-
-    def record(self) -> None:
-        self.at_ms = 5.0 * len(Event.made)
-
-    def synchronize(self) -> None:
-        self.synchronized += 1
-
-    def elapsed_time(self, later: Event) -> float:
-        assert self.at_ms is not None
-        assert later.at_ms is not None
-        return later.at_ms - self.at_ms
-
-
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
-    """The events made so far, in order."""
-    monkeypatch.setattr(torch, "Event", Event)
-    monkeypatch.setattr(Event, "made", [])
-    return Event.made
 
 
 @pytest.mark.parametrize(

@@ -161,9 +161,7 @@ def test_the_wrapper_notes_into_the_log_of_the_strategy(
 ) -> None:
     monkeypatch.setattr(ddp, "MeasuredDDP", Wrapper)
     monkeypatch.setattr(ddp, "add_comm_hook", lambda *_args: True)
-    context = make_context(
-        "ddp", 2, world_size=2, task=Task.train, measure={"comm": timed}
-    )
+    context = make_context("ddp", 2, world_size=2, task=Task.train, measure={"comm": timed})
     strategy = make_strategy(StrategyName.ddp, context)
     strategy.wrap(nn.Linear(5, 2))
     assert isinstance(strategy, DistributedDataParallel)

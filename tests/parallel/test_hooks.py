@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from builders import TickClock, make_config
+from fakeevents import Event, waits
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+from dpexp import timing
 from dpexp.parallel.collectives import CollectiveLog
 from dpexp.parallel.hooks import add_comm_hook
 from dpexp.schema import CommHook
+from dpexp.timing import Clock, EventClock
 
 
 class Model:
@@ -90,7 +94,7 @@ def hook_of(name: CommHook, log: CollectiveLog | None = None, **options: Any) ->
     return lambda bucket: hook(None, bucket).value()
 
 
-def timed(clock: TickClock | None = None, **options: Any) -> CollectiveLog:
+def timed(clock: Clock[Any] | None = None, **options: Any) -> CollectiveLog:
     return CollectiveLog(clock or TickClock(), 2, blocking=False, **options)
 
 
@@ -239,3 +243,18 @@ def test_powersgd_sends_all_at_first_and_then_thin_factors(
         # factors would be 16 and are no gain; a bias, which is no matrix.
         hook(Bucket(torch.ones(10, 20), torch.ones(4, 4), torch.ones(10)))
     assert [each.num_bytes for each in log.noted] == [226 * 4, 226 * 4, (60 + 16 + 10) * 4]
+
+
+def test_on_a_device_a_bucket_leaves_two_events_and_nobody_waits_for_them(
+    reduced: Reduced, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "host_s", lambda: 100.0)
+    clock = EventClock(torch.device("meta"))
+    log = timed(clock)
+    hook = hook_of(CommHook.none, log)
+    hook(Bucket(torch.ones(3)))  # from 5 to 10 ms of the device
+    hook(Bucket(torch.ones(5)))  # from 15 to 20 ms
+    assert (len(events), waits(events)) == (4, 0)
+    clock.settle()  # at 25 ms, which are the host's 100 s
+    times = [clock.seconds([each.ready, each.end]) for each in log.noted]
+    np.testing.assert_allclose(times, [[99.980, 99.985], [99.990, 99.995]], rtol=0, atol=1e-9)

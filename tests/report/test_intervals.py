@@ -128,7 +128,9 @@ def test_a_cell_that_does_not_differ_is_told_with_its_interval() -> None:
     assert interval_lines([REPEATED]) == []
 
 
-@pytest.mark.parametrize(("floor", "text"), [(0.0214, "2.1 %"), (1.0, "100.0 %"), (15.0, "a factor of 16.0")])
+@pytest.mark.parametrize(
+    ("floor", "text"), [(0.0214, "2.1 %"), (1.0, "100.0 %"), (15.0, "a factor of 16.0")]
+)
 def test_the_noise_floor_is_that_of_the_baseline(floor: float, text: str) -> None:
     base = replace(REPEATED, folder="0_none_n1", noise_floor=floor, verdict=None)
     other = replace(REPEATED, noise_floor=0.5)

@@ -133,6 +133,22 @@ def test_what_the_collectives_of_a_step_cost_is_in_its_row(path: Path) -> None:
     assert second["straggler_wait_s"] == ""  # nobody to wait for is not a wait of 0 s
 
 
+def test_a_step_of_an_emergency_has_its_bytes_and_no_costs(path: Path) -> None:
+    """The other ranks may be gone: nobody knows what of it was a wait for them."""
+    sink = CsvSink(path, 1)
+    known = {"comm_arrival_s": 0.5, "comm_bytes": 520, "learning_rate": 0.1}
+    sink.write([make_record(4, **known, comm_exposed_s=None, comm_overlapped_s=None)])
+    sink.write([make_record(5, **known, comm_exposed_s=0.25)])
+    sink.close()
+    first, second = rows_of(path)
+    empty = ("comm_exposed_s", "comm_overlapped_s", "straggler_wait_s", "bus_bytes_per_s", "loss")
+    assert [first[name] for name in empty] == [""] * 5
+    assert [second[name] for name in empty] == ["0.25", "", "", "", ""]
+    for row in (first, second):
+        assert [row[name] for name in known] == ["0.5", "520", "0.1"]
+    assert [row["peak_bytes"] for row in (first, second)] == [str(64 * 2**20)] * 2
+
+
 def test_steps_with_and_without_a_loss_may_follow_each_other(path: Path) -> None:
     sink = CsvSink(path, 1)
     sink.write([make_record(0, loss=1.5), make_record(1), make_record(2, loss=0.5)])
