@@ -130,16 +130,11 @@ def _comparable(output: str) -> list[str]:
         kept = line.strip()
         if "torch.Size" not in kept and '"[' not in kept:  # sizes are the same everywhere
             kept = re.sub(r"(folder:|look:|report:).*", r"\1", kept)
-<<<<<<< HEAD
-            # Whether a cell of a busy machine is better or worse, and by what, is a matter of luck.
-            kept = re.sub(r"(\d+% of a step is lost|a step is better than ideal):.*", "LOSS", kept)
-=======
             # How much is lost, and to what, is a matter of luck on a small model; so is the noise.
             kept = re.sub(
                 r"(-?\d+% of a step is lost|a step is better than ideal):.*", "lost", kept
             )
             kept = re.sub(r"a factor of \d[\d,.]* (?=\(95%)", "1 % ", kept)
->>>>>>> wt-mend
             kept = re.sub(r"\d[\d,]*(\.\d+)?(e-?\d+)?", "N", kept)
         lines.append(re.sub(r"─+", "─", " ".join(kept.split())))
     return lines
