@@ -37,6 +37,8 @@ def batch(rows: int = 10) -> Inputs:
 
 def test_the_replayed_run_is_neither_compiled_nor_disturbed_nor_saved() -> None:
     plan = make_plan_for(
+        "ddp",
+        1,
         task=Task.train,
         save_weights=True,
         prepare={"compile": True},
