@@ -182,7 +182,7 @@ SCENARIOS = (
     ),
     Scenario(
         "rank 1 computes 1.2 times as long",
-        ("inject.slow_rank=1", "inject.slow_factor=1.2", "+model.row_s=0.001"),
+        ("inject.slow_rank=1", "inject.slow_factor=1.2", "+model.row_s=0.003"),
         (named(1, "forward"), largest("waiting_for_the_slowest_rank")),
     ),
     Scenario(
@@ -198,7 +198,7 @@ SCENARIOS = (
     ),
     Scenario(
         "rank 0 pauses for 50 ms a step on average",
-        ("inject.noisy_rank=0", f"inject.noise_s={DELAY_S}", "steps=25"),
+        ("inject.noisy_rank=0", f"inject.noise_s={DELAY_S}", "steps=40"),
         (named(0, "forward"), largest("waiting_for_the_slowest_rank")),
     ),
 )
