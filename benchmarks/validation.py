@@ -169,12 +169,12 @@ SCENARIOS = (
         calm=True,
     ),
     Scenario(
-        "each collective takes 25 ms longer, two buckets, one behind the computation",
-        (f"inject.collective_delay_s={DELAY_S / 2}", TWO_BUCKETS, "+model.row_s=0.0025"),
+        "each collective takes 50 ms longer, two buckets, one behind the computation",
+        (f"inject.collective_delay_s={DELAY_S}", TWO_BUCKETS, "+model.row_s=0.004", "steps=10"),
         (
-            amounts_to("more exposed, by buckets", by_buckets, MS / 2),
-            amounts_to("more exposed, by calibration", by_calibration, MS / 2),
-            amounts_to("more overlapped", overlapped, MS / 2),
+            amounts_to("more exposed, by buckets", by_buckets, MS),
+            amounts_to("more exposed, by calibration", by_calibration, MS),
+            amounts_to("more overlapped", overlapped, MS),
             agree(),
         ),
         calm=True,

@@ -58,7 +58,7 @@ def test_two_ranks_a_disturbance_is_found(scenario: Scenario) -> None:
 
 
 # With four ranks on two cores the transport itself varies by as much as what would be tolerated of
-# this one (docs/validation.md: 14 to 16 of 20).
+# this one (docs/validation.md: 16 to 20 of 20).
 FOUR_RANKS = [each for each in SCENARIOS if "two buckets" not in each.name]
 
 
