@@ -155,11 +155,7 @@ def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], com
         lines += ["", _cell_text(line)]
     lost = loss_table(cells)
     if lost:
-        lines += ["", "## Where the time went", ""]
-        lines += [
-            "Milliseconds of a step against the baseline's; the parts add up to the loss.",
-            "",
-        ]
+        lines += ["", "## Where the time went", "", *LEGEND, ""]
         lines += [*lost, "", *(f"- {_cell_text(line)}" for line in loss_lines(cells))]
     bad = reasons(cells)
     if bad:

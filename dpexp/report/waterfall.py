@@ -82,7 +82,7 @@ def waterfall(
     ideal_s = before["step"] * divided
     loss_s = spent["step"] - ideal_s
     parts = {part: spent[part] - before[part] * divided for part in PARTS[:-1]}
-    if runs[0].get("emulated"):
+    if runs[0].get("emulated") and runs[0]["num_devices"] > 1:  # one device is called directly
         parts["overhead"] += parts["backward"]
         parts["backward"] = 0.0
     parts["residual"] = loss_s - sum(parts.values())
