@@ -143,12 +143,14 @@ def _check_options(config: Config) -> None:
                     f"is an option of {strategy.value}, not of {name}",
                     fix=f"parallel={strategy.value}",
                 )
-    if options.bucket_cap_mb is not None and not 0 < options.bucket_cap_mb < 2**20:
+    cap = options.bucket_cap_mb
+    if cap not in (None, "auto") and not (type(cap) in (int, float) and 0 < cap < 2**20):
         raise ConfigError(
             "parallel.bucket_cap_mb",
-            options.bucket_cap_mb,
-            "must be more than 0 MiB and less than a TiB",
-            fix="parallel.bucket_cap_mb=25",
+            cap,
+            "is no size of a bucket",
+            allowed="auto, or a number of MiB: more than 0, less than a TiB",
+            fix="parallel.bucket_cap_mb=auto",
         )
     if "wrap" in own and not _is_wrap(options.wrap):
         raise ConfigError(

@@ -146,7 +146,9 @@ class ParallelConfig:
     strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
     backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")
-    bucket_cap_mb: float | None = doc("ddp: size of a gradient bucket in MiB")
+    bucket_cap_mb: Any | None = doc(
+        "ddp: size of a gradient bucket in MiB; auto = torch's own (25, the first bucket 1)"
+    )
     find_unused_parameters: bool | None = doc("ddp: look for parameters without gradient each step")
     static_graph: bool | None = doc("ddp: promise that the graph never changes")
     gradient_as_bucket_view: bool | None = doc("ddp: gradients are views into the buckets")
