@@ -200,11 +200,14 @@ def _show(
     for name, side in (("A", a), ("B", b)):
         say(f"{name}: {getattr(arguments, name)} ({_counted(side.runs, 'run')})")
     if found:
+        say("samples/s over all devices, and their ratio with its 95 % interval")
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
         table.add_column("cell", overflow="fold")
-        for head in ("A samples/s", "B samples/s", "B / A"):
-            table.add_column(head, justify="right", overflow="fold")
-        table.add_column("verdict", overflow="fold")
+        table.add_column("A", justify="right", no_wrap=True)
+        table.add_column("B", justify="right", no_wrap=True)
+        # Where the terminal is narrow an interval goes below its ratio, and words below each other.
+        table.add_column("B / A", justify="right", overflow="fold", min_width=15)
+        table.add_column("verdict", overflow="fold", min_width=10)
         for each in found:
             table.add_row(*(escape(text) for text in _row(each)))
         out.print(table)

@@ -189,13 +189,12 @@ def _remarks(a: CellRuns, b: CellRuns) -> tuple[str, ...]:
             remarks.append(
                 f"{warned} of {len(cell.runs)} runs in {name} warn of the machine's state"
             )
+        injected = dict.fromkeys(text for run in cell.runs for text in run["injected"])
+        remarks += [f"injected in {name}: {text}" for text in injected]
     threads = [{str(run["threads_per_process"]) for run in cell.runs} for cell in (a, b)]
     if threads[0] != threads[1]:
         remarks.append(f"threads per process {_listed(threads[0])} → {_listed(threads[1])}")
-    injected = dict.fromkeys(
-        text for cell in (a, b) for run in cell.runs for text in run["injected"]
-    )
-    return (*remarks, *(f"injected: {text}" for text in injected))
+    return tuple(remarks)
 
 
 def _moved_most(a: CellRuns, b: CellRuns, said: str) -> tuple[str, ...]:
