@@ -220,13 +220,9 @@ def _row(each: Comparison) -> tuple[str, ...]:
 
 
 def _rate(found: Interval | None) -> str:
-    return (
-        "–"
-        if found is None
-        else f"{found.value:,.4g}"
-        if found.value < 100
-        else f"{found.value:,.0f}"
-    )
+    if found is None:
+        return "–"
+    return f"{found.value:,.0f}" if found.value >= 1000 else f"{found.value:.4g}"
 
 
 def _ratio(found: Interval | None) -> str:

@@ -202,9 +202,9 @@ def _moved_most(a: CellRuns, b: CellRuns, said: str) -> tuple[str, ...]:
     own, other = _phases(a), _phases(b)
     sign = -1 if said == "faster" else 1
     moved = {phase: sign * (other[phase] - own[phase]) for phase in own if phase in other}
-    if not moved:
+    phase = max(moved, key=lambda name: moved[name], default=None)
+    if phase is None or moved[phase] <= 0:
         return ()
-    phase = max(moved, key=lambda name: moved[name])
     return (f"most in {phase}: {own[phase] * 1e3:.4g} → {other[phase] * 1e3:.4g} ms a step",)
 
 
