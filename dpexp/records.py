@@ -218,6 +218,8 @@ def read_run(path: Path) -> dict[str, Any]:
     lacking = [name for name in _needed() if name not in data]
     if lacking:
         raise ValueError(f"{path} is not a dpexp result: it has no {', '.join(lacking)}")
+    if not isinstance(data["config"], dict) or not isinstance(data["environment"], dict):
+        raise ValueError(f"{path} is not a dpexp result: config and environment have no keys")
     return {**_unknown(), **data}
 
 

@@ -127,6 +127,11 @@ def test_a_written_result_is_read_back(tmp_path: Path) -> None:
         ('{"schema": 2, "status": "ok"}', "has schema 2; this dpexp reads up to 1"),
         ('{"schema": "1", "status": "ok"}', "not a dpexp result"),
         ('{"schema": 1, "status": "ok", "label": "none-n1"}', "it has no config, environment"),
+        (
+            '{"schema": 1, "status": "ok", "label": "", "config": [], "environment": {}, '
+            '"parallel": "none"}',
+            "config and environment have no keys",
+        ),
         ("", "not whole, or no JSON: Expecting value"),
         ('{"schema": 1, "sta', "not whole, or no JSON"),
     ],
