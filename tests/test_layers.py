@@ -152,6 +152,8 @@ LAYERS: dict[int, list[str]] = {
         "compose",
         "cell",
         "console",
+        "contrast",
+        "pairing",
         "sweep",
         "report",
         "report.anatomy",
@@ -165,7 +167,13 @@ LAYERS: dict[int, list[str]] = {
         "report.tables",
         "report.waterfall",
     ],
-    6: ["api", "inspect", "__main__", ""],  # "" is the package itself, the face that users import
+    6: [
+        "api",
+        "compare",
+        "inspect",
+        "__main__",
+        "",
+    ],  # "" is the package itself, the face that users import
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 # What runs before torch is wanted: the data layers, and all that a refusal or --help needs.
@@ -179,6 +187,9 @@ WITHOUT_TORCH = [
     "sweep",
     "api",
     "inspect",
+    "pairing",
+    "contrast",
+    "compare",
     "__main__",
     "",
 ]
