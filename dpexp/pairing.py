@@ -40,8 +40,6 @@ WITHOUT_EFFECT = (
 )
 # What makes two figures differ in kind; nobody may ask to look past it.
 IN_KIND = ("device", "emulated", "task")
-# Every version knew it, so where it is left out of a run.json it was null: torch's own sizes.
-_NEVER_FILLED = "parallel.bucket_cap_mb"
 _ORDER = [strategy.value for strategy in StrategyName]
 
 
@@ -222,7 +220,6 @@ def _left_alone(config: dict[str, Any]) -> dict[str, Any]:
                 # Two options of one class may differ: then neither is what was left alone.
                 if all(other.get(key) == value for other in options):
                     known[f"{group}.{key}"] = value
-    known.pop(_NEVER_FILLED, None)
     return {key: value for key, value in known.items() if "${" not in str(value)}
 
 

@@ -92,14 +92,17 @@ def test_a_key_that_a_version_did_not_know_was_left_alone() -> None:
 def test_a_run_of_today_is_the_same_cell_as_that_of_an_earlier_version(version: str) -> None:
     # Fails where a new key has neither a default in conf/ nor a place among those without effect.
     old = read_run(TESTS / "data/results" / version / "3_ddp_n2/run.json")
-    today = make_run_data("ddp", 2, keys={"task": "train"})
+    # Then a size of the buckets was always given.
+    keys = {"task": "train", "parallel.bucket_cap_mb": 25.0}
+    today = make_run_data("ddp", 2, keys=keys)
     assert told(paired([old], [today])) == [("ddp-n2", "ddp-n2", {})]
 
 
-def test_a_null_that_every_version_could_write_is_no_default() -> None:
-    own = make_run_data("ddp", 2, keys={"parallel.bucket_cap_mb": None})
-    (found,) = told(paired([own], [make_run_data("ddp", 2)]))
-    assert found[2] == {"parallel.bucket_cap_mb": (None, 25.0)}
+def test_torch_s_own_buckets_are_not_those_of_a_given_size() -> None:
+    own = make_run_data("ddp", 2, keys={"parallel.bucket_cap_mb": "auto"})
+    given = make_run_data("ddp", 2, keys={"parallel.bucket_cap_mb": 25.0})
+    (found,) = told(paired([own], [given]))
+    assert found[2] == {"parallel.bucket_cap_mb": ("auto", 25.0)}
 
 
 def test_cells_are_matched_with_the_nearest_of_the_same_strategy_and_devices() -> None:
