@@ -55,7 +55,7 @@ soak: sound $(TEST)
 
 # What needs those libraries, and the core of the rest on the torch that they need.
 test-extras: sound $(TEST_EXTRAS)
-	$(BIN_EXTRAS)/python -c 'import torchvision, transformers, datasets'
+	$(BIN_EXTRAS)/python -c 'import torchvision, transformers, datasets, mlflow, wandb'
 	$(BIN_EXTRAS)/python -m pytest -m "not slow" tests/extras tests/test_experiments.py \
 	    tests/test_equality.py tests/parallel tests/test_run_folder.py
 
@@ -87,7 +87,7 @@ $(TEST): $(MADE) pyproject.toml constraints.txt
 
 $(TEST_EXTRAS): $(MADE_EXTRAS) pyproject.toml constraints-extras.txt
 	@echo "Installing dpexp with torchvision and Hugging Face's libraries into $(VENV_EXTRAS) (a first download takes minutes)."
-	@$(BIN_EXTRAS)/python -m pip $(QUIET) install -c constraints-extras.txt -e '.[test,vision,hf]'
+	@$(BIN_EXTRAS)/python -m pip $(QUIET) install -c constraints-extras.txt -e '.[test,vision,hf,mlflow,wandb]'
 	@touch $@
 
 # An environment whose Python is gone (upgraded, moved) fails in ways that are hard to read.

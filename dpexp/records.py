@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,6 +188,17 @@ class RunResult:
     def write(self, path: Path) -> None:
         """Write ``run.json`` whole or not at all."""
         write_whole(path, self.to_json())
+
+
+def run_result_from(plain: dict[str, Any]) -> RunResult:
+    """The RunResult that was written as `plain`; keys that this version does not know are left."""
+    known = {spec.name: plain[spec.name] for spec in fields(RunResult) if spec.name in plain}
+    timing, error = known.get("timing"), known.get("error")
+    if timing is not None:
+        known["timing"] = {phase: PhaseSummary(**summary) for phase, summary in timing.items()}
+    if error is not None:
+        known["error"] = ErrorRecord(**error)
+    return RunResult(**known)
 
 
 def read_run(path: Path) -> dict[str, Any]:

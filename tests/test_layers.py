@@ -43,6 +43,7 @@ LAYERS: dict[int, list[str]] = {
         "bounds",
         "check",
         "check_measuring",
+        "check_sinks",
         "extra_work",
         "schedule",
         "plan",
@@ -111,8 +112,12 @@ LAYERS: dict[int, list[str]] = {
         "sinks.base",
         "sinks.console",
         "sinks.csv",
+        "sinks.facts",
+        "sinks.mlflow",
+        "sinks.opening",
         "sinks.tensorboard",
         "sinks.timeline",
+        "sinks.wandb",
     ],
     4: [
         "assembly",
@@ -151,6 +156,7 @@ LAYERS: dict[int, list[str]] = {
         "repeating",
         "compose",
         "cell",
+        "publishing",
         "console",
         "sweep",
         "report",
@@ -165,7 +171,13 @@ LAYERS: dict[int, list[str]] = {
         "report.tables",
         "report.waterfall",
     ],
-    6: ["api", "inspect", "__main__", ""],  # "" is the package itself, the face that users import
+    6: [
+        "api",
+        "inspect",
+        "publish",
+        "__main__",
+        "",
+    ],  # "" is the package itself, the face that users import
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 # What runs before torch is wanted: the data layers, and all that a refusal or --help needs.
@@ -176,6 +188,7 @@ WITHOUT_TORCH = [
     "compose",
     "console",
     "cell",
+    "publishing",
     "sweep",
     "api",
     "inspect",
