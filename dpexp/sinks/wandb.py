@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from typing import final
 
@@ -37,7 +38,6 @@ class WandbSink(Sink):
             root_dir=str(run.folder),
             console="off",
             silent=True,
-            symlink=False,
             save_code=False,
             disable_code=True,
             disable_git=True,
@@ -68,7 +68,9 @@ class WandbSink(Sink):
         summary = {**summary_scalars(self._run.result), **_prefixed(tags(self._run))}
         self._wandb_run.summary.update(summary)
         for path in artifacts(self._run):
-            self._wandb_run.save(str(path), base_path=str(self._run.folder), policy="now")
+            # A copy: wandb would link the file of the run, and say so on the console.
+            copy = shutil.copy(path, self._wandb_run.dir)
+            self._wandb_run.save(copy, base_path=self._wandb_run.dir, policy="now")
         self._wandb_run.finish(exit_code=0 if self._run.result.status == "ok" else 1)
 
     def _log(self, record: StepRecord, at_s: float) -> None:
