@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+from dpexp import env
 from dpexp.logs import LOG_NAME
 from dpexp.records import RunResult
 
@@ -41,6 +43,8 @@ def _publish(folder: Path, user_dir: Path, names: list[str]) -> list[str]:
     ended = subprocess.run(
         [sys.executable, "-m", "dpexp.publish", str(folder)],
         cwd=user_dir,
+        # Modules are found where this process, and so the ranks, found them.
+        env={**env.snapshot(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.DEVNULL,  # a tracker that asks for a key must not wait for an answer
         stdout=subprocess.PIPE,
         text=True,
