@@ -31,8 +31,11 @@ class MlflowSink(Sink):
     def __init__(self, run: FinishedRun, tracking_uri: str | None, experiment: str) -> None:
         self._mlflow = load("dpexp.sinks.MlflowSink", "sinks.mlflow")
         self._run = run
+        database = _database_file(tracking_uri)
+        if database is not None:  # else MLflow would try for half a minute to open it
+            database.parent.mkdir(parents=True, exist_ok=True)
         self._client = self._mlflow.MlflowClient(tracking_uri)
-        self._experiment_id = self._experiment(experiment, tracking_uri)
+        self._experiment_id = self._experiment(experiment, database)
         self._parent_id = None if run.sweep is None else self._parent(run.sweep)
         nested = {} if self._parent_id is None else {"mlflow.parentRunId": self._parent_id}
         made = self._client.create_run(
@@ -59,11 +62,13 @@ class MlflowSink(Sink):
         if self._parent_id is not None and status != "FINISHED":
             self._client.set_terminated(self._parent_id, status)
 
-    def _experiment(self, name: str, tracking_uri: str | None) -> str:
+    def _experiment(self, name: str, database: Path | None) -> str:
+        # Beside a database in a file; else MLflow would make a folder where the command was typed.
+        files = database and (database.parent / "mlflow-artifacts").absolute().as_uri()
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:
-                made: str = self._client.create_experiment(name, _artifacts_of(tracking_uri))
+                made: str = self._client.create_experiment(name, files)
                 return made
             except self._mlflow.MlflowException:
                 found = self._client.get_experiment_by_name(name)
@@ -124,14 +129,12 @@ class MlflowSink(Sink):
             self._client.log_batch(self._id, metrics=batch)
 
 
-def _artifacts_of(tracking_uri: str | None) -> str | None:
-    """Beside a database in a file; else MLflow would make a folder where the command was typed."""
+def _database_file(tracking_uri: str | None) -> Path | None:
+    """The file of an SQLite database; None for other stores."""
     parts = urlsplit(tracking_uri or "")
     if parts.scheme != "sqlite" or not parts.path.strip("/"):
         return None
-    database = Path(unquote(parts.path[1:]))  # sqlite:///relative, sqlite:////absolute
-    database.parent.mkdir(parents=True, exist_ok=True)
-    return (database.parent / "mlflow-artifacts").absolute().as_uri()
+    return Path(unquote(parts.path[1:]))  # sqlite:///relative, sqlite:////absolute
 
 
 def _ms(seconds: float) -> int:

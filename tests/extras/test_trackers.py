@@ -26,6 +26,9 @@ env.quiet_trackers()  # for this process; those of the runs must see to it thems
 mlflow = library("mlflow")
 wandb = library("wandb")
 
+# All runs are made in the setup of the first test.
+pytestmark = pytest.mark.timeout(400)
+
 BOTH = "sinks=[mlflow,wandb]"
 # Rank 1 raises in its third step.
 FAILING = (
