@@ -76,15 +76,18 @@ def test_a_sink_that_fails_is_a_note_and_no_failure_of_the_run(
 ) -> None:
     sinks = (
         "+sinks.far._target_=usersinks.Unreachable",
+        "+sinks.unfit._target_=usersinks.Diary",  # without its title
         *DIARY,
         "+sinks.gone._target_=usersinks.Gone",
     )
     made = run(*sinks)
     assert diary(made)["steps"] == [0, 1, 2, 3]
-    far, gone = [note for note in made.result.notes if note.startswith("sinks.")]
+    far, unfit, gone = [note for note in made.result.notes if note.startswith("sinks.")]
     again = "python -m dpexp.publish <folder>"
     assert far.startswith("sinks.far: not written: ConnectionError: no answer from example.invalid")
     assert gone.startswith("sinks.gone: not written: its process ended with exit status 7")
+    assert "sinks.unfit='usersinks.Diary': does not take these arguments" in unfit
+    assert "'title'" in unfit
     assert far.count(again) == gone.count(again) == 1
     assert read_run(made.folder / "run.json")["notes"] == made.result.notes
     told = capfd.readouterr()
@@ -106,13 +109,6 @@ def test_what_is_no_sink_is_refused_before_the_first_step(
     with pytest.raises(ConfigError, match=problem):
         dpexp.run([*overrides, "parallel=ddp", "num_devices=2"], folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_arguments_that_do_not_fit_are_told_by_key(run: Runs) -> None:
-    made = run("+sinks.diary._target_=usersinks.Diary")
-    (note,) = [note for note in made.result.notes if note.startswith("sinks.")]
-    assert "sinks.diary='usersinks.Diary': does not take these arguments" in note
-    assert "'title'" in note
 
 
 def publish(folder: Path) -> subprocess.CompletedProcess[str]:
