@@ -7,6 +7,7 @@ from typing import Any
 
 from dpexp.bounds import check_bounds
 from dpexp.check_measuring import check_measuring
+from dpexp.check_sinks import check_sinks
 from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.extras import refuse_missing
 from dpexp.schema import OPTIONS, CommHook, CompileMode, Config, Preload, StrategyName, Task
@@ -74,6 +75,7 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
     _check_model(config)
     _check_loader(config)
     _check_entries(config)
+    check_sinks(config.sinks)
     check_measuring(config)
 
 

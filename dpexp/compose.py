@@ -29,6 +29,8 @@ SWEEPS = "outputs/sweeps"
 # One per process: two processes started in the same second still get two folders.
 # A choice that cannot be the name of an option, alone or in a sweep's list.
 _NO_NAME = re.compile(r"(^|,)\s*(null|true|false|-?[0-9.]+|[\[{].*)?\s*(,|$)")
+# `sinks` may have several, in brackets.
+_NO_NAMES = re.compile(r"(^|,)\s*(null|true|false|-?[0-9.]+|\[\s*\]|\{.*)?\s*(,|$)")
 _RUN_ID = secrets.token_hex(3)
 
 
@@ -142,7 +144,8 @@ def refuse_bad_choices(arguments: list[str]) -> None:
                 argument, NO_VALUE, "an override needs a key", fix="key=value; see --help"
             )
         group = key.lstrip("~+")
-        if group not in GROUPS or not (key.startswith("~") or _NO_NAME.search(value)):
+        no_choice = _NO_NAMES if group == "sinks" else _NO_NAME
+        if group not in GROUPS or not (key.startswith("~") or no_choice.search(value)):
             continue
         options = GROUPS[group]
         raise ConfigError(
@@ -204,6 +207,10 @@ def _missing_key(key: str, value: object) -> ConfigError:
     if group in ("dataset", "model", "optimizer") and name:
         problem = f"the chosen {group} has no such argument"
         return ConfigError(key, value, problem, fix=f"+{key}=… to add it, or another {group}")
+    option = name.partition(".")[0]
+    if group == "sinks" and option in GROUPS["sinks"]:
+        problem = "this sink is not chosen, or has no such argument"
+        return ConfigError(key, value, problem, fix=f"sinks={option}; --help shows its keys")
     known = [spec.name for spec in fields(NESTED[group] if group in NESTED and name else Config)]
     close = _close(name or group, known)
     typed = f"{group}.{close}" if name else close

@@ -36,6 +36,7 @@ WITHOUT_EFFECT = (
     "repeat",
     "repeats",
     "save_weights",
+    "sinks",
     "trace",
 )
 # What makes two figures differ in kind; nobody may ask to look past it.

@@ -195,6 +195,17 @@ class LaterSchemaError(ValueError):
     """A result was written by a later dpexp."""
 
 
+def run_result_from(plain: dict[str, Any]) -> RunResult:
+    """The RunResult that was written as `plain`; keys that this version does not know are left."""
+    known = {spec.name: plain[spec.name] for spec in fields(RunResult) if spec.name in plain}
+    timing, error = known.get("timing"), known.get("error")
+    if timing is not None:
+        known["timing"] = {phase: PhaseSummary(**summary) for phase, summary in timing.items()}
+    if error is not None:
+        known["error"] = ErrorRecord(**error)
+    return RunResult(**known)
+
+
 def read_run(path: Path) -> dict[str, Any]:
     """Read a ``run.json`` of this or of an earlier version.
 

@@ -180,6 +180,11 @@ class Config:
     )
     parallel: ParallelConfig = doc("none, dp, ddp or fsdp", "groups")
     optimizer: dict[str, Any] = doc("sgd, adamw, or custom with any _target_", "groups")
+    sinks: dict[str, Any] = doc(
+        "where runs are written besides their folder: none, mlflow, wandb, custom with any "
+        "_target_, or several in brackets",
+        "groups",
+    )
     task: Task = doc(
         "forward (no gradients), train (loss, backward, optimizer) or evaluate (metric over all "
         "samples)",
