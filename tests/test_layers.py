@@ -157,6 +157,8 @@ LAYERS: dict[int, list[str]] = {
         "report.anatomy",
         "report.build",
         "report.cells",
+        "report.content",
+        "report.findings",
         "report.intervals",
         "report.losses",
         "report.parity",
