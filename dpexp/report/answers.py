@@ -56,10 +56,11 @@ def _compared(cells: Sequence[Cell]) -> list[Cell]:
 def _of_setting(cells: Sequence[Cell], runs: Mapping[str, Run], failures: Sequence[Failure]) -> str:
     compared = _compared(cells)
     if compared:
-        best = max(compared, key=lambda cell: (_trust(cell, runs), cell.speedup))
-        base = next((cell for cell in cells if cell.folder == best.baseline), None)
+        bases = {cell.folder: cell for cell in cells}
+        best = max(compared, key=lambda cell: _trust(cell, bases.get(cell.baseline or ""), runs))
         fast = [cell.folder for cell in compared if _too_fast(cell)]
-        told = _scaling(best, base, runs, alone=len(compared) == 1)
+        nearest = len(compared) > 1 and all((cell.speedup or 0.0) < 1 for cell in compared)
+        told = _scaling(best, bases.get(best.baseline or ""), runs, nearest=nearest)
         return told + (f"; {named(fast)}: {DISTURBED}" if fast and not _too_fast(best) else "")
     rated = [cell for cell in cells if cell.samples_per_s is not None]
     if rated:
@@ -73,21 +74,26 @@ def _too_fast(cell: Cell) -> bool:
     return (cell.efficiency or 0.0) > SUSPECT
 
 
-def _trust(cell: Cell, runs: Mapping[str, Run]) -> tuple[bool, ...]:
-    """Whether it is of real devices that nothing disturbed; what matters most comes first."""
+def _trust(cell: Cell, base: Cell | None, runs: Mapping[str, Run]) -> tuple[float, ...]:
+    """What makes a speed-up the one to tell of; what matters most comes first.
+
+    It is of real devices that nothing disturbed, more of them than the baseline has, and known to
+    be one.
+    """
     sound = (not cell.emulated, not _injected(cell, runs), not _too_fast(cell))
-    return (*sound, cell.verdict == FASTER)
+    more = base is None or (cell.num_devices or 0) > (base.num_devices or 0)
+    return (*sound, more, cell.verdict == FASTER, cell.speedup or 0.0)
 
 
 def _injected(cell: Cell, runs: Mapping[str, Run]) -> bool:
     return any(runs[name].get("injected") for name in cell.folders)
 
 
-def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, alone: bool) -> str:
+def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, nearest: bool) -> str:
     """A sentence on a cell with a speed-up.
 
     Args:
-        alone: no other cell of the setting has one.
+        nearest: it is slower than the baseline, and so are all others.
     """
     assert cell.speedup is not None and cell.efficiency is not None
     # Of the usual baseline nothing is said: a speed-up is taken to be against one device.
@@ -98,7 +104,7 @@ def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, alone: b
         text += f": {figure}" if figure else ""
     elif cell.speedup < 1 and figure:
         slower = f"{what}: slower than {_on(base)}: "
-        text = (slower if alone else f"nothing beats {_on(base)}; nearest is {what}: ") + figure
+        text = (f"nothing beats {_on(base)}; nearest is {what}: " if nearest else slower) + figure
     else:
         text = f"{what}: {figure}" + ("" if usual else f" against {_on(base)}")
     if not figure:  # nor is an efficiency one
