@@ -56,6 +56,8 @@ def test_what_cannot_be_read_is_told_and_the_others_are_reported(tmp_path: Path)
         "7_f_n1": json.dumps({**plain, "status": "fine"}),
         "8_g_n1": whole.replace('"schema": 1', '"schema": "x"'),
         "9_h_n1": "[" * 100_000,
+        "12_k_n1": json.dumps({**plain, "ranks": [5], "comm": {"ranks": 1}}),
+        "13_l_n1": json.dumps({**plain, "throughput": {"samples_per_s": "x"}}),
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(text)
@@ -65,11 +67,19 @@ def test_what_cannot_be_read_is_told_and_the_others_are_reported(tmp_path: Path)
     assert [cell.folder for cell in found.cells] == ["0_none_n1", "1_ddp_n2"]
     assert {each.status for each in found.failures} == {"unreadable"}
     why = {each.folder.partition("_")[0]: each.message for each in found.failures}
-    assert list(why) == [str(number) for number in range(2, 12)]
+    assert list(why) == [str(number) for number in range(2, 14)]
     assert "schema 99" in why["5"] and "its timing is int" in why["6"]
     assert "'fine'" in why["7"] and "the run did not come to its end" in why["11"]
     assert found.status == "failed"
-    assert "10 results cannot be read" in found.answers
+    assert "12 results cannot be read" in found.answers
+
+
+def test_a_fault_of_the_report_is_not_blamed_on_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpexp.report.content._title", lambda sources: sources[1])
+    with pytest.raises(IndexError):
+        content(tmp_path)
 
 
 def test_earlier_attempts_and_folders_of_launchers_are_no_cells(tmp_path: Path) -> None:
