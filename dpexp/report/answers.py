@@ -59,8 +59,8 @@ def _of_setting(cells: Sequence[Cell], runs: Mapping[str, Run], failures: Sequen
         bases = {cell.folder: cell for cell in cells}
         best = max(compared, key=lambda cell: _trust(cell, bases.get(cell.baseline or ""), runs))
         fast = [cell.folder for cell in compared if _too_fast(cell)]
-        nearest = len(compared) > 1 and all((cell.speedup or 0.0) < 1 for cell in compared)
-        told = _scaling(best, bases.get(best.baseline or ""), runs, nearest=nearest)
+        last = len(compared) > 1 and all((cell.speedup or 0.0) < 1 for cell in compared)
+        told = _scaling(best, bases.get(best.baseline or ""), runs, last=last)
         return told + (f"; {named(fast)}: {DISTURBED}" if fast and not _too_fast(best) else "")
     rated = [cell for cell in cells if cell.samples_per_s is not None]
     if rated:
@@ -89,11 +89,11 @@ def _injected(cell: Cell, runs: Mapping[str, Run]) -> bool:
     return any(runs[name].get("injected") for name in cell.folders)
 
 
-def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, nearest: bool) -> str:
+def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, last: bool) -> str:
     """A sentence on a cell with a speed-up.
 
     Args:
-        nearest: it is slower than the baseline, and so are all others.
+        last: it is slower than the baseline, and so are all others.
     """
     assert cell.speedup is not None and cell.efficiency is not None
     # Of the usual baseline nothing is said: a speed-up is taken to be against one device.
@@ -104,7 +104,7 @@ def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, nearest:
         text += f": {figure}" if figure else ""
     elif cell.speedup < 1 and figure:
         slower = f"{what}: slower than {_on(base)}: "
-        text = (f"nothing beats {_on(base)}; nearest is {what}: " if nearest else slower) + figure
+        text = (f"nothing beats {_on(base)}; {what}: " if last else slower) + figure
     else:
         text = f"{what}: {figure}" + ("" if usual else f" against {_on(base)}")
     if not figure:  # nor is an efficiency one
@@ -129,7 +129,7 @@ def _lost(cell: Cell) -> str:
         return ""
     part = fall.largest
     if fall.parts_s["residual"] > fall.parts_s[part]:
-        return "; most of the loss is not explained"
+        return "; the largest part of the loss is not explained"
     if fall.share(part) < SMALLEST:
         return ""
     waits = part == WAITING and cell.straggler is not None

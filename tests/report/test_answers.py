@@ -83,7 +83,7 @@ def test_what_is_slower_is_called_slower() -> None:
     assert answers(NONE, slow)[0].startswith("ddp on 2: slower than none on 1: 0.60× (0.58–0.62),")
     slower = ddp(4, 0.5, verdict="slower")
     assert answers(NONE, slow, slower)[0].startswith(
-        "nothing beats none on 1; nearest is ddp on 2: 0.60× (0.58–0.62), 30 % efficient;"
+        "nothing beats none on 1; ddp on 2: 0.60× (0.58–0.62), 30 % efficient;"
     )
     # A strategy on a single device says nothing of scaling.
     assert answers(NONE, slow, ddp(1, 1.01))[0].startswith("ddp on 2: slower than none on 1: 0.60×")
@@ -118,7 +118,7 @@ def test_more_than_ideal_is_not_praised() -> None:
     [
         ({"waterfall": losing(WAITING), "straggler": "rank 1, in data"},
          "; loses most to waiting for the slowest rank (rank 1, in data)"),
-        ({"waterfall": losing("data", residual=0.005)}, "; most of the loss is not explained"),
+        ({"waterfall": losing("data", residual=0.005)}, "; the largest part of the loss is not explained"),
         ({"waterfall": losing("data", 0.001)}, "85 % efficient"),
         ({"waterfall": losing("data", -0.1)}, "85 % efficient"),
         ({"waterfall": None}, "85 % efficient"),
