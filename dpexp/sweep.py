@@ -61,11 +61,14 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 
 def finish(folder: Path, overrides: list[str]) -> bool:
-    """Write a sweep's report and print it in short. Whether every cell is ok or skipped."""
+    """Write a sweep's report and print it in short.
+
+    Returns:
+        Whether every cell is ok or skipped, and a report is written.
+    """
     from dpexp.report.build import build
     from dpexp.report.tables import show
 
     report = build(folder, overrides)
-    show(report.content, report.problems, folder)
-    cells = report.content.cells
-    return bool(cells) and report.content.status == "ok" and report.written
+    show(report.content, folder, report.problems, written=report.written)
+    return bool(report.content.cells) and report.content.status == "ok" and report.written

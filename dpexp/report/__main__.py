@@ -56,7 +56,7 @@ def _report(folders: Sequence[Path], out: Path | None) -> int:
     where.mkdir(parents=True, exist_ok=True)
     board = out is not None or not (where / "run.json").exists()
     report = write(content, where, boards=board)
-    show(content, report.problems, where, board=board)
+    show(content, where, report.problems, written=report.written, board=board)
     return 0 if report.written else 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from dpexp.comparing import WITHIN
 from dpexp.files import write_whole
 from dpexp.records import SCHEMA
+from dpexp.report.cells import Run
 from dpexp.report.content import Content, content_of
 from dpexp.report.markdown import markdown
 from dpexp.report.scaling import Cell
@@ -23,17 +24,22 @@ from dpexp.report.selection import boarded
 from dpexp.report.waterfall import PARTS
 
 
-def build(folder: Path, overrides: Sequence[str] | None = None) -> Report:
+def build(
+    folder: Path,
+    overrides: Sequence[str] | None = None,
+    unwritten: Mapping[str, Run] | None = None,
+) -> Report:
     """Write the report of a sweep, or of a single run, into its folder.
 
     Args:
         overrides: what the user typed, for the command that repeats the sweep; its
             ``multirun.yaml`` is asked first.
+        unwritten: more results by folder name, whose ``run.json`` could not be written.
 
     Raises:
         OSError: the folder cannot be read.
     """
-    content = content_of([folder], overrides)
+    content = content_of([folder], overrides, unwritten)
     single = (folder / "run.json").exists()
     return write(content, folder, boards=not single)
 
@@ -60,9 +66,10 @@ def write(content: Content, folder: Path, *, boards: bool = True) -> Report:
         try:
             make()
         except Exception as problem:  # noqa: BLE001 - told; the other parts are wanted all the same
-            first = str(problem).partition("\n")[0]
-            problems.append(f"{name} could not be written: {type(problem).__name__}: {first}")
-    return Report(content, tuple(problems), written=len(problems) < len(parts))
+            why = problem.strerror if isinstance(problem, OSError) else None
+            first = (why or f"{type(problem).__name__}: {problem}").partition("\n")[0]
+            problems.append(f"{name} cannot be written: {first}")
+    return Report(content, folder, tuple(problems), written=len(problems) < len(parts))
 
 
 def _json(content: Content) -> str:
@@ -137,5 +144,6 @@ class Report:
     """What was written."""
 
     content: Content
+    folder: Path
     problems: tuple[str, ...]  # of parts that could not be written
     written: bool  # whether any part was

@@ -74,18 +74,24 @@ class Content:
     raw_environment: Mapping[str, Any]  # of a cell that ran, as its run.json has it
 
 
-def content_of(folders: Sequence[Path], overrides: Sequence[str] | None = None) -> Content:
+def content_of(
+    folders: Sequence[Path],
+    overrides: Sequence[str] | None = None,
+    unwritten: Mapping[str, Run] | None = None,
+) -> Content:
     """Read sweeps, or single runs, and say what a report says of them.
 
     Each sweep is compared within itself; all single runs count as one sweep.
 
     Args:
         overrides: what the user typed, for a sweep whose folder does not say it.
+        unwritten: of a single sweep, more results by folder name, whose ``run.json`` could not be
+            written.
 
     Raises:
         OSError: one of the folders cannot be read. A result that cannot is a failure in the report.
     """
-    sources = read_sources(folders, overrides)
+    sources = read_sources(folders, overrides, unwritten or {})
     try:
         return _content(sources)
     except MALFORMED:

@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import yaml
 
 from dpexp.records import STATUSES, read_run
 from dpexp.report.cells import Run
+
+Value = TypeVar("Value")
 
 # Folders below a sweep's that hold no cell: earlier attempts, what launchers leave, TensorBoard's.
 NO_CELLS = ("earlier", "scaling")
@@ -55,16 +58,21 @@ class Source:
     unreadable: dict[str, str]  # by folder name why the result of a run cannot be used
 
 
-def read_sources(folders: Sequence[Path], overrides: Sequence[str] | None = None) -> list[Source]:
+def read_sources(
+    folders: Sequence[Path],
+    overrides: Sequence[str] | None = None,
+    unwritten: Mapping[str, Run] = MappingProxyType({}),
+) -> list[Source]:
     """Read sweeps and single runs.
 
     Args:
         overrides: what the user typed, for a sweep whose folder does not say it.
+        unwritten: results by folder name, whose ``run.json`` could not be written.
     """
     shared: dict[str, Any] = {}
     names = _unique([folder.absolute() for folder in folders])
     return [
-        _source(folder, name, overrides, shared)
+        _source(folder, name, overrides, shared, unwritten)
         for folder, name in zip(folders, names, strict=True)
     ]
 
@@ -74,7 +82,7 @@ def read_cells(folder: Path) -> dict[str, Run]:
 
     Without what no report needs (see ``_DROPPED``).
     """
-    return _source(folder, folder.name, None, {}).runs
+    return _source(folder, folder.name, None, {}, {}).runs
 
 
 def repeating(overrides: Sequence[str], *, single: bool = False) -> str:
@@ -84,19 +92,33 @@ def repeating(overrides: Sequence[str], *, single: bool = False) -> str:
 
 
 def _source(
-    folder: Path, name: str, overrides: Sequence[str] | None, shared: dict[str, Any]
+    folder: Path,
+    name: str,
+    overrides: Sequence[str] | None,
+    shared: dict[str, Any],
+    unwritten: Mapping[str, Run],
 ) -> Source:
     single = (folder / "run.json").exists()
-    found = [folder] if single else sorted(_cells(folder), key=lambda cell: _position(cell.name))
-    runs, unreadable = {}, {}
+    found = [folder] if single else list(_cells(folder))
+    runs = {cell: _slim(_checked(run), shared) for cell, run in unwritten.items()}
+    unreadable = {}
     for cell in found:
+        own = cell.absolute().name
+        if own in runs:
+            continue
         try:
-            runs[cell.absolute().name] = _slim(_checked(read_run(cell / "run.json")), shared)
+            runs[own] = _slim(_checked(read_run(cell / "run.json")), shared)
         except FileNotFoundError:
-            unreadable[cell.name] = "there is no run.json: the run did not come to its end"
+            unreadable[own] = "there is no run.json: the run did not come to its end"
         except (OSError, ValueError, TypeError, RecursionError) as problem:
-            unreadable[cell.absolute().name] = f"run.json cannot be read: {_told(problem)}"
-    return Source(folder, name, single, _command(folder, single, overrides), runs, unreadable)
+            unreadable[own] = f"run.json cannot be read: {_told(problem)}"
+    command = _command(folder, single, overrides)
+    return Source(folder, name, single, command, _in_order(runs), _in_order(unreadable))
+
+
+def _in_order(cells: Mapping[str, Value]) -> dict[str, Value]:
+    """By folder name, in the order of the sweep."""
+    return dict(sorted(cells.items(), key=lambda entry: _position(entry[0])))
 
 
 def _cells(folder: Path) -> Iterator[Path]:

@@ -18,6 +18,8 @@ TOO_FAST = (
     f"an efficiency above {percent(SUSPECT)} says that the baseline was slowed down by something "
     "else; measure again on an idle machine, or with OMP_NUM_THREADS=1"
 )
+# What a launcher's warning says, a note of every cell that it ran beside others.
+TOGETHER = "disturb each other's timing"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -28,6 +30,9 @@ def warnings_of(cells: Sequence[Cell], runs: Mapping[str, Run]) -> tuple[str, ..
     told = [(EMULATED, emulated), (TOO_FAST, fast), (_crowded(cells, runs))]
     lines = [f"{text}: {named(folders)}" for text, folders in told if folders]
     lines += _alike(_machine(cells, runs))
+    lines += _alike(
+        (cell.folder, note) for cell in cells for note in cell.notes if TOGETHER in note
+    )
     lines += _alike(
         (cell.folder, f"disturbed on purpose: {text}")
         for cell in cells
@@ -47,7 +52,7 @@ def notes_of(cells: Sequence[Cell], runs: Mapping[str, Run]) -> tuple[tuple[str,
     for cell in cells:
         warned = {text for name in cell.folders for text in machine_warnings(runs[name])}
         for note in cell.notes:
-            if note not in warned:
+            if note not in warned and TOGETHER not in note:
                 found.setdefault(note, []).append(cell.folder)
     rows = [(named(folders), note) for note, folders in found.items()]
     if len({cell.setting for cell in cells}) > MOST_BOARDS:

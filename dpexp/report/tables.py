@@ -104,14 +104,30 @@ def print_report(content: Content, console: Console) -> None:
             line(f"and {count_of(len(lines) - MOST_LINES, 'more line')} of this kind in report.md")
 
 
-def show(content: Content, problems: Sequence[str], folder: Path, *, board: bool = True) -> None:
-    """Print a report in short on stdout, and where its files are; on stderr what is missing."""
-    console = Console()
+def show(
+    content: Content,
+    folder: Path,
+    problems: Sequence[str] = (),
+    *,
+    written: bool = True,
+    board: bool = True,
+) -> None:
+    """Print a report in short on stdout, and where its files are; on stderr what is missing.
+
+    Args:
+        problems: of the files that could not be written.
+        written: whether any was.
+        board: whether there is a TensorBoard run.
+    """
+    console, errors = Console(), Console(stderr=True)
     print_report(content, wide(console))
-    for line in pointers("report", folder / "report.md", folder if board else None):
-        console.print(escape(line), soft_wrap=True, highlight=False)
+    if written:
+        for line in pointers("report", folder / "report.md", folder if board else None):
+            console.print(escape(line), soft_wrap=True, highlight=False)
+    else:
+        problems = [f"the report cannot be written to {folder}: {problems[0]}"]
     for problem in problems:
-        Console(stderr=True).print(escape(problem), soft_wrap=True, highlight=False)
+        errors.print(escape(f"dpexp: {problem}"), soft_wrap=True, highlight=False)
 
 
 def settings(cells: Sequence[Cell]) -> list[str]:

@@ -118,7 +118,8 @@ def test_more_than_ideal_is_not_praised() -> None:
     [
         ({"waterfall": losing(WAITING), "straggler": "rank 1, in data"},
          "; loses most to waiting for the slowest rank (rank 1, in data)"),
-        ({"waterfall": losing("data", residual=0.005)}, "; the largest part of the loss is not explained"),
+        ({"waterfall": losing("data", residual=0.005)},
+         "; the largest part of the loss is not explained"),
         ({"waterfall": losing("data", 0.001)}, "85 % efficient"),
         ({"waterfall": losing("data", -0.1)}, "85 % efficient"),
         ({"waterfall": None}, "85 % efficient"),

@@ -173,12 +173,15 @@ def test_each_doubt_is_told_once_with_its_cells(tmp_path: Path) -> None:
         at("dp", 2, 150.0, machine={**MACHINE, "warnings": [busy[1]]}, notes=[busy[1], "n"]),
         at("ddp", 8, 1000.0, injected=["rank 1 pauses"]),
     ]
+    beside = "cells of this sweep run 2 at a time and disturb each other's timing"
+    runs = [replace(run, notes=[*run.notes, beside]) for run in runs]
     found = content(tmp_path, *runs)
-    emulated, fast, crowded, moved, injected = found.warnings
+    emulated, fast, crowded, moved, together, injected = found.warnings
     assert emulated.startswith("dp ran on virtual devices") and emulated.endswith(": 1_dp_n2")
     assert fast.startswith("an efficiency above 120 %") and fast.endswith(": 2_ddp_n8")
     assert crowded.startswith("more devices than cores") and crowded.endswith(": 2_ddp_n8")
     assert moved == f"{busy[0]} (0_none_n1; alike in 1_dp_n2)"
+    assert together == f"{beside} (0_none_n1; alike in 1_dp_n2, 2_ddp_n8)"
     assert injected == "disturbed on purpose: rank 1 pauses (2_ddp_n8)"
     assert found.notes[0] == ("0_none_n1, 1_dp_n2", "n")
     assert not [note for _, note in found.notes if "busy" in note]

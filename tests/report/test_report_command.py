@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -143,7 +145,31 @@ def test_a_part_that_fails_keeps_no_other_from_being_written(
 
     monkeypatch.setattr(building, "markdown", broken)
     assert main([str(sweep)]) == 0
-    told = "report.md could not be written: ZeroDivisionError: a [figure]\n"
+    told = "dpexp: report.md cannot be written: ZeroDivisionError: a [figure]\n"
     assert capsys.readouterr().err == told
     assert not (sweep / "report.md").exists()
     assert (sweep / "sweep.json").exists() and (sweep / "scaling").exists()
+
+
+def test_a_report_that_cannot_be_written_at_all_is_shown_and_says_so(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(building, "write_whole", full)
+    monkeypatch.setattr(building, "_write_boards", lambda folder, cells: full(folder, ""))
+    assert main([str(sweep)]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("ddp on 2")
+    assert "report:" not in said.out
+    assert said.err == (
+        f"dpexp: the report cannot be written to {sweep}: sweep.json cannot be written: No space "
+        "left on device\n"
+    )
+
+
+def test_a_result_that_could_not_be_written_is_in_the_report_all_the_same(sweep: Path) -> None:
+    result = at("ddp", 4, 300.0).to_dict()
+    content = build(sweep, None, {"3_ddp_n4": result}).content
+    assert [(cell.folder, cell.speedup) for cell in content.cells][-1] == ("3_ddp_n4", 3.0)
