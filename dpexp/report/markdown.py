@@ -12,7 +12,7 @@ from dpexp.report.intervals import interval_lines
 from dpexp.report.losses import LOSS_HEADER, loss_lines, loss_rows
 from dpexp.report.numbers import count_of
 from dpexp.report.selection import foremost
-from dpexp.report.tables import HEADER, cell_row, scaling_title, settings
+from dpexp.report.tables import HEADER, cell_row, scaling_title, settings, without_speedup
 
 MOST = 100  # rows of a table, and lines of a list; the rest is only counted
 LEGEND = (
@@ -67,7 +67,7 @@ def _cells(content: Content) -> Iterator[str]:
         return
     yield _joined(HEADER, [cell_row(cell) for cell in shown])
     yield from _more(len(content.cells) - len(shown), "cell", "summary.csv")
-    lines = [*settings(shown), *interval_lines(shown)]
+    lines = [*settings(shown), *interval_lines(shown), *without_speedup(content.cells)]
     yield from _list(lines)
 
 

@@ -95,7 +95,8 @@ def print_report(content: Content, console: Console) -> None:
         loss_lines(shown),
         interval_lines(shown),
         checked(content.cells),
-        reasons(content),
+        without_speedup(content.cells),
+        reasons(content.failures),
         content.warnings,
     ):
         for text in lines[:MOST_LINES]:
@@ -139,17 +140,18 @@ def settings(cells: Sequence[Cell]) -> list[str]:
     return [f"{setting}: {named(numbers, 12)}" for setting, numbers in rows.items()]
 
 
-def reasons(content: Content) -> list[str]:
-    """One line per run that did not end well, and per cell that has no speed-up for a reason."""
-    lines = [
-        f"{each.folder}: {_end(each)}: {first_line(each.message)}" for each in content.failures
-    ]
-    lines += [
+def reasons(failures: Sequence[Failure]) -> list[str]:
+    """One line per run that did not end well."""
+    return [f"{each.folder}: {_end(each)}: {first_line(each.message)}" for each in failures]
+
+
+def without_speedup(cells: Sequence[Cell]) -> list[str]:
+    """One line per cell that ended well, and has no speed-up for a reason."""
+    return [
         f"{cell.folder}: no speed-up: {first_line(cell.reason)}"
-        for cell in content.cells
+        for cell in cells
         if cell.status == "ok" and cell.reason is not None
     ]
-    return lines
 
 
 def checked(cells: Sequence[Cell]) -> list[str]:
