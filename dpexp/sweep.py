@@ -61,16 +61,14 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 
 def finish(folder: Path, overrides: list[str]) -> bool:
-    """Write a sweep's report and print its table. Whether every cell is ok or skipped."""
-    from rich.console import Console
-    from rich.markup import escape
+    """Write a sweep's report and print it in short.
 
+    Returns:
+        Whether every cell is ok or skipped, and a report is written.
+    """
     from dpexp.report.build import build
-    from dpexp.report.tables import pointers, print_scaling, wide
+    from dpexp.report.tables import show
 
-    cells = build(folder, overrides)
-    console = Console()
-    print_scaling(cells, wide(console))
-    for line in pointers("report", folder / "report.md", folder):
-        console.print(escape(line), soft_wrap=True, highlight=False)
-    return bool(cells) and all(cell.status in ("ok", "skipped") for cell in cells)
+    report = build(folder, overrides)
+    show(report.content, folder, report.problems, written=report.written)
+    return bool(report.content.cells) and report.content.status == "ok" and report.written
