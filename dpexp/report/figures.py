@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MARKERS = {"none": "o", "dp": "s", "ddp": "^", "fsdp": "D"}
 LOGARITHMIC_FROM = 16  # devices: below, every count has room on a linear axis
+MOST_POINTS = 60  # of a curve; more could not be told apart
 WIDTH, HEIGHT = 4.6, 3.1  # of one panel, in inches of 72 units
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text
@@ -170,7 +171,7 @@ def _draw_curves(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     for cell in shown:
         curves.setdefault(cell.parallel, []).append(cell)
     for strategy, members in curves.items():
-        _draw_curve(axes, strategy, members, metric)
+        _draw_banded(axes, strategy, members, metric)
     _draw_ideal(axes, shown, metric)
     devices_axis(axes, [cell.num_devices or 0 for cell in shown])
     if metric is not EFFICIENCY and axes.get_xscale() == "log":
@@ -182,19 +183,31 @@ def _draw_curves(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     legend(axes)
 
 
-def _draw_curve(axes: Axes, strategy: str, cells: Sequence[Cell], metric: Metric) -> None:
-    """Points of emulated devices are hollow and joined by dashes."""
+def _draw_banded(axes: Axes, strategy: str, cells: Sequence[Cell], metric: Metric) -> None:
+    """A strategy's curve and the intervals of its points."""
     color, factor = strategy_color(strategy), _factor(metric)
-    members = sorted(cells, key=lambda cell: cell.num_devices or 0)
-    emulated = any(cell.emulated for cell in members)
-    marker = MARKERS.get(strategy, "v")
+    members = _thinned(sorted(cells, key=lambda cell: cell.num_devices or 0))
     devices = [cell.num_devices or 0 for cell in members]
     values = [getattr(cell, metric.field) * factor for cell in members]
+    draw_curve(axes, strategy, devices, values, any(cell.emulated for cell in members))
+    ends = [(cell.num_devices or 0, interval(cell, metric)) for cell in members]
+    bands = [(at, pair[0] * factor, pair[1] * factor) for at, pair in ends if pair is not None]
+    if bands:
+        at, low, high = (list(column) for column in zip(*bands, strict=True))
+        axes.fill_between(at, low, high, color=color, alpha=0.18, linewidth=0)
+        axes.vlines(at, low, high, color=color, linewidth=1.2)
+
+
+def draw_curve(
+    axes: Axes, strategy: str, devices: Sequence[int], values: Sequence[float], emulated: bool
+) -> None:
+    """A strategy's points; those of emulated devices are hollow and joined by dashes."""
+    color = strategy_color(strategy)
     axes.plot(
         devices,
         values,
         color=color,
-        marker=marker,
+        marker=MARKERS.get(strategy, "v"),
         markersize=5.5,
         markerfacecolor=BACKGROUND.light if emulated else color,
         linestyle=(0, (4, 2)) if emulated else "-",
@@ -202,12 +215,11 @@ def _draw_curve(axes: Axes, strategy: str, cells: Sequence[Cell], metric: Metric
         label=shortened(strategy, 24) + (" (emulated)" if emulated else ""),
         zorder=3,
     )
-    ends = [(cell.num_devices or 0, interval(cell, metric)) for cell in members]
-    bands = [(at, pair[0] * factor, pair[1] * factor) for at, pair in ends if pair is not None]
-    if bands:
-        at, low, high = (list(column) for column in zip(*bands, strict=True))
-        axes.fill_between(at, low, high, color=color, alpha=0.18, linewidth=0)
-        axes.vlines(at, low, high, color=color, linewidth=1.2)
+
+
+def _thinned(cells: list[Cell]) -> list[Cell]:
+    """At most MOST_POINTS of the cells, evenly."""
+    return cells[:: -(-len(cells) // MOST_POINTS)]
 
 
 def _draw_ideal(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
