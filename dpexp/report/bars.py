@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROW = 0.3  # inches that a bar takes
 NAMES = 1.45  # inches for the names of the bars
 # Communication is what one looks for: it can be told without its colour.
-HATCHES = {"exposed_communication": "////", "waiting": "...."}
+HATCHES = {"exposed_communication": "////", "waiting": "\\\\\\\\"}
 # Parts of the loss as the breakdown names them; the residual is none of its parts.
 _SAME = {WAITING: "waiting"}
 _COLORS = PARTS | {WAITING: PARTS["waiting"], "overhead": PARTS["other"]}

@@ -27,7 +27,7 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "dpexp",  # the same drawing, the same bytes
     "text.parse_math": False,  # a name may hold dollar signs
     "font.family": "sans-serif",
-    "font.size": 9,
+    "font.size": 10,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "axes.edgecolor": MUTED.light,
@@ -46,7 +46,7 @@ STYLE: dict[str, Any] = {
     "xtick.labelcolor": INK.light,
     "ytick.labelcolor": INK.light,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9,
     "hatch.color": BACKGROUND.light,
     "hatch.linewidth": 1.2,
 }

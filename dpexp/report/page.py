@@ -96,7 +96,7 @@ def _view(content: Content) -> dict[str, Any]:
         "notes_left": max(0, len(content.notes) - MOST_LINES),
         "warnings": content.warnings[:MOST_LINES],
         "warnings_left": max(0, len(content.warnings) - MOST_LINES),
-        "environment": Table("Environment", ("", "value"), content.environment, names=2),
+        "environment": Table("Environment", ("name", "value"), content.environment, names=2),
         "ending": _ending,
     }
 

@@ -72,8 +72,8 @@ def breakdown_pictures(content: Content) -> list[Picture]:
             _picture(
                 "breakdown",
                 "Mean step by part",
-                "The parts of a bar add up to the cell's mean step; a part left of zero is time "
-                "that the slowest rank did not take. A dashed outline marks emulated devices.",
+                "The parts of a bar add up to the cell's mean step. Where ranks differ, other may lie "
+                "a little left of zero. A dashed outline marks emulated devices.",
                 partial(words.breakdown_text, bars),
                 partial(breakdown_figure, bars),
             )
