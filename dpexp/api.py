@@ -94,8 +94,8 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
             name = compose.cell_name(node.parallel.strategy, node.num_devices, node.device)
             runs.append(_run(job, where / f"{number}_{name}", in_sweep=True))
     finally:  # also after Ctrl-C: nothing that is finished is lost
-        rows = build(where, list(overrides))
-    return Sweep(tuple(runs), tuple(rows), where)
+        rows = build(where, list(overrides)).content.cells
+    return Sweep(tuple(runs), rows, where)
 
 
 def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:

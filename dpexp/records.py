@@ -21,6 +21,7 @@ DP_PARTS = ("scatter", "replicate", "parallel_apply", "gather")
 # What of a step's time is communication; exposed and waiting lie in forward and backward.
 COMM_PARTS = ("comm_exposed", "comm_overlapped", "straggler_wait")
 
+STATUSES = ("ok", "failed", "skipped", "interrupted")
 KINDS = ("config", "user_error", "oom", "crash", "hang", "nonfinite", "interrupted")
 
 

@@ -61,16 +61,11 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 
 def finish(folder: Path, overrides: list[str]) -> bool:
-    """Write a sweep's report and print its table. Whether every cell is ok or skipped."""
-    from rich.console import Console
-    from rich.markup import escape
-
+    """Write a sweep's report and print it in short. Whether every cell is ok or skipped."""
     from dpexp.report.build import build
-    from dpexp.report.tables import pointers, print_scaling, wide
+    from dpexp.report.tables import show
 
-    cells = build(folder, overrides)
-    console = Console()
-    print_scaling(cells, wide(console))
-    for line in pointers("report", folder / "report.md", folder):
-        console.print(escape(line), soft_wrap=True, highlight=False)
-    return bool(cells) and all(cell.status in ("ok", "skipped") for cell in cells)
+    report = build(folder, overrides)
+    show(report.content, report.problems, folder)
+    cells = report.content.cells
+    return bool(cells) and report.content.status == "ok" and not report.problems

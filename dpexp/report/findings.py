@@ -155,9 +155,14 @@ def _peak(runs: Sequence[Run]) -> tuple[int | None, str]:
 
 
 def parity_of(cells: Sequence[Cell], runs: Mapping[str, Run]) -> Iterator[tuple[str, ...]]:
-    """A row for each run whose first steps were compared with those of a single device."""
+    """A row for each cell whose first steps were compared with those of a single device.
+
+    Also for a repeat whose verdict is not that of the first.
+    """
     for cell in cells:
+        seen: set[str] = set()
         for name in cell.folders:
             row = parity_row(runs[name])
-            if row is not None:
+            if row is not None and row[0] not in seen:
+                seen.add(row[0])
                 yield (name, *row)

@@ -76,11 +76,13 @@ def analyse(runs: dict[str, Run]) -> list[Cell]:
     """
     settings = settings_of(runs)
     cells = members(runs)
-    rated = [_rated(folders, runs) for folders in cells]
-    return [
-        _cell(folders, settings[folders[0]], _baseline(runs[folders[0]], rated, runs), runs)
-        for folders in cells
-    ]
+    baselines = _baselines([_rated(folders, runs) for folders in cells], runs)
+    found = []
+    for folders in cells:
+        group, strategy = group_of(runs[folders[0]]), runs[folders[0]]["parallel"]
+        base = baselines.get((group, "none")) or baselines.get((group, strategy), ())
+        found.append(_cell(folders, settings[folders[0]], base, runs))
+    return found
 
 
 def _cell(
@@ -138,19 +140,24 @@ def _against(own: Sequence[str], base: Sequence[str], runs: dict[str, Run]) -> d
     return figures_against([runs[name] for name in own], [runs[name] for name in base], devices)
 
 
-def _baseline(run: Run, rated: Sequence[tuple[str, ...]], runs: dict[str, Run]) -> tuple[str, ...]:
-    """The runs with a rate of the cell that `run`'s cell is compared with; () if there is none."""
-    group = group_of(run)
-    peers = [
-        folders
-        for folders in rated
-        if folders
-        and group_of(runs[folders[0]]) == group
-        and all(parity_failed(runs[name]) is None for name in folders)
-    ]
-    singles = [folders for folders in peers if runs[folders[0]]["parallel"] == "none"]
-    own = [folders for folders in peers if runs[folders[0]]["parallel"] == run["parallel"]]
-    return min(singles or own, key=lambda each: int(runs[each[0]]["num_devices"]), default=())
+def _baselines(
+    rated: Sequence[tuple[str, ...]], runs: dict[str, Run]
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The runs of the cell with the fewest devices, by group and strategy.
+
+    Args:
+        rated: of each cell the runs with a rate.
+    """
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for folders in rated:
+        if not folders or any(parity_failed(runs[name]) is not None for name in folders):
+            continue
+        run = runs[folders[0]]
+        key = (group_of(run), run["parallel"])
+        best = found.get(key)
+        if best is None or int(run["num_devices"]) < int(runs[best[0]]["num_devices"]):
+            found[key] = folders
+    return found
 
 
 def _rated(folders: Sequence[str], runs: dict[str, Run]) -> tuple[str, ...]:
