@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dpexp.comparing import WITHIN
 from dpexp.report.colors import BACKGROUND, INK, LINE, MUTED, strategy_color
 from dpexp.report.markup import inline_svg, shortened
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 MARKERS = {"none": "o", "dp": "s", "ddp": "^", "fsdp": "D"}
 LOGARITHMIC_FROM = 16  # devices: below, every count has room on a linear axis
 MOST_POINTS = 60  # of a curve; more could not be told apart
+WIDEST_BAND = 1.6  # how far a linear axis goes above its highest point for the sake of bands
 WIDTH, HEIGHT = 4.6, 3.1  # of one panel, in inches of 72 units
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text
@@ -177,7 +180,9 @@ def _draw_curves(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     if metric is not EFFICIENCY and axes.get_xscale() == "log":
         axes.set_yscale("log", base=2)
     else:
-        axes.set_ylim(bottom=0)
+        # A band of a few runs that differ much would press all points to the ground.
+        highest = max(float(np.max(line.get_ydata())) for line in axes.lines)
+        axes.set_ylim(0, min(axes.get_ylim()[1], WIDEST_BAND * highest) or 1)
     axes.yaxis.set_major_formatter(compact)
     axes.yaxis.set_minor_formatter("")
     legend(axes)

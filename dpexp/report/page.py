@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from dpexp.report.colors import variables
 from dpexp.report.content import PARITY_HEADER, Content
-from dpexp.report.findings import Breakdown, Failure
+from dpexp.report.findings import Breakdown, Failure, ShapeRow
 from dpexp.report.intervals import interval_lines
 from dpexp.report.markup import visible, without_addresses
 from dpexp.report.pictures import (
@@ -21,6 +21,7 @@ from dpexp.report.pictures import (
     shown_breakdowns,
     shown_settings,
 )
+from dpexp.report.selection import foremost
 from dpexp.report.tables import HEADER, cell_row, scaling_title
 from dpexp.report.waterfall import shown
 
@@ -78,7 +79,7 @@ def _view(content: Content) -> dict[str, Any]:
         "dark": [(name, shade.dark) for name, shade in variables().items()],
         "scaling_title": scaling_title(content.cells),
         "cells": _cells_table(content),
-        "remarks": interval_lines(content.cells),
+        "remarks": interval_lines(foremost(content.cells, MOST_ROWS))[:MOST_LINES],
         "settings": _settings_line(content),
         "scaling": scaling,
         "time": time,
@@ -137,12 +138,13 @@ def _cut(rows: Sequence[Any]) -> tuple[Sequence[Any], int]:
 
 
 def _cells_table(content: Content) -> Table:
-    cells, left = _cut(content.cells)
+    cells = foremost(content.cells, MOST_ROWS)
     several = len({cell.setting for cell in content.cells}) > 1
     heads = ("cell", *(("setting",) if several else ()), *HEADER[1:])
     rows = [
         (cell.folder, *((cell.setting,) if several else ()), *cell_row(cell)[1:]) for cell in cells
     ]
+    left = len(content.cells) - len(cells)
     return Table("Cells", heads, rows, left, names=3 if several else 2)
 
 
@@ -162,18 +164,22 @@ def _parts_table(breakdowns: Sequence[Breakdown]) -> Table:
 
 
 def _shapes_table(content: Content) -> Table:
-    rows, left = _cut(content.shapes)
-    heads = ("cell", "module", "replica", "input", "output", "times")
+    """A row for the replicas of a cell that saw the same shapes equally often."""
+    replicas: dict[ShapeRow, list[str]] = {}
+    for row in content.shapes:
+        replicas.setdefault(replace(row, replica=0), []).append(str(row.replica))
+    rows, left = _cut(list(replicas.items()))
+    heads = ("cell", "module", "replicas", "input", "output", "calls of each")
     texts = [
         (
             row.folder,
             row.module or "the model",
-            str(row.replica),
+            ", ".join(same),
             row.input_shape,
             row.output_shape,
             f"{row.count:,}",
         )
-        for row in rows
+        for row, same in rows
     ]
     return Table("Shapes", heads, texts, left, names=5)
 
@@ -196,8 +202,8 @@ def _settings_line(content: Content) -> str:
     if every <= len(settings):
         return ""
     return (
-        f"Figures show the {len(settings)} of {every} settings with the highest throughput; "
-        "summary.csv has them all."
+        f"Figures show the {len(settings)} of {every} settings that scale best; summary.csv has "
+        "them all."
     )
 
 

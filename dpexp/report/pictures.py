@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dpexp.comparing import FASTER
 from dpexp.report import alternatives as words
 from dpexp.report.bars import breakdown_figure, waterfall_figure
 from dpexp.report.capacity import frontier_figure, frontier_groups, memory_figure
@@ -16,6 +17,7 @@ from dpexp.report.figures import METRICS, Metric, curves_figure, interval, known
 from dpexp.report.findings import Breakdown
 from dpexp.report.markup import shortened
 from dpexp.report.scaling import Cell
+from dpexp.report.selection import SUSPECT, by_setting, foremost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,12 +44,8 @@ class Picture:
 
 
 def shown_settings(cells: Sequence[Cell]) -> list[str]:
-    """The settings that get figures: those with the highest throughput."""
-    best: dict[str, float] = {}
-    for cell in cells:
-        best[cell.setting] = max(best.get(cell.setting, 0.0), cell.samples_per_s or 0.0)
-    kept = sorted(best, key=lambda setting: -best[setting])[:MOST_SETTINGS]
-    return [setting for setting in best if setting in kept]  # in the order of the cells
+    """The settings that get figures: those that scale best."""
+    return list(by_setting(cells))[:MOST_SETTINGS]
 
 
 def scaling_pictures(content: Content) -> list[Picture]:
@@ -72,8 +70,8 @@ def breakdown_pictures(content: Content) -> list[Picture]:
             _picture(
                 "breakdown",
                 "Mean step by part",
-                "The parts of a bar add up to the cell's mean step. Where ranks differ, other may lie "
-                "a little left of zero. A dashed outline marks emulated devices.",
+                "The parts of a bar add up to the cell's mean step. Where ranks differ, other may "
+                "lie a little left of zero. A dashed outline marks emulated devices.",
                 partial(words.breakdown_text, bars),
                 partial(breakdown_figure, bars),
             )
@@ -94,20 +92,29 @@ def breakdown_pictures(content: Content) -> list[Picture]:
 
 
 def shown_breakdowns(content: Content) -> list[Breakdown]:
-    """The cells that get a bar: those of the settings that are shown, as many as have room."""
-    settings = shown_settings(content.cells)
-    folders = {cell.folder for cell in content.cells if cell.setting in settings}
-    return [each for each in content.breakdowns if each.folder in folders][:MOST_BARS]
+    """The cells that get a bar: those that scale best, as many as have room."""
+    timed = {each.folder for each in content.breakdowns}
+    shown = foremost([cell for cell in content.cells if cell.folder in timed], MOST_BARS)
+    folders = {cell.folder for cell in shown}
+    return [each for each in content.breakdowns if each.folder in folders]
 
 
 def best_cell(cells: Sequence[Cell]) -> Cell | None:
-    """The cell with the highest speed-up; one on emulated devices only where there is no other."""
+    """The cell with the highest speed-up that can be believed.
+
+    One on emulated devices, or above what is possible, comes only where there is no other.
+    """
     compared = [
         cell
         for cell in cells
         if cell.waterfall is not None and cell.speedup is not None and cell.folder != cell.baseline
     ]
-    return max(compared, key=lambda cell: (not cell.emulated, cell.speedup or 0.0), default=None)
+    return max(compared, key=_trust, default=None)
+
+
+def _trust(cell: Cell) -> tuple[float, ...]:
+    possible = (cell.efficiency or 0.0) <= SUSPECT
+    return (not cell.emulated, possible, cell.verdict == FASTER, cell.speedup or 0.0)
 
 
 def memory_pictures(content: Content) -> list[Picture]:
@@ -148,10 +155,10 @@ def _curves(
     """Speed-up and efficiency have the same axis in each setting; throughputs may differ much."""
     top = None
     if metric.field != "samples_per_s":
-        top = max(max(_reached(cell, metric)) for cell in known(shown, metric))
+        top = max(getattr(cell, metric.field) for cell in known(shown, metric))
     caption = _CAPTIONS[metric.field]
     if any(interval(cell, metric) for cell in cells):
-        caption += " Bands are 95 % intervals."
+        caption += " Bands are 95 % intervals; one that leaves the panel is wider."
     if any(cell.emulated for cell in cells):
         caption += " Hollow points and dashes: emulated devices."
     return _picture(
@@ -161,11 +168,6 @@ def _curves(
         partial(words.curves_text, cells, metric),
         partial(curves_figure, cells, metric, top),
     )
-
-
-def _reached(cell: Cell, metric: Metric) -> tuple[float, ...]:
-    """The cell's figure and the ends of its interval."""
-    return (getattr(cell, metric.field), *(interval(cell, metric) or ()))
 
 
 def _titled(title: str, setting: str) -> str:
