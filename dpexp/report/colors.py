@@ -45,13 +45,13 @@ STRATEGIES = {
 # What a step is spent on: neighbours in a stack differ in lightness.
 PARTS = {
     "data": Shade("#5f6b7a", "#9aa7b8"),
-    "transfer": Shade("#8c97a4", "#6b7887"),
+    "transfer": Shade("#87929f", "#6b7887"),
     "forward": Shade("#0d4a88", "#4f93d6"),
     "backward": Shade("#4a8fd4", "#a6cff7"),
     "exposed_communication": Shade("#bf4b02", "#f08b3d"),
     "waiting": Shade("#cc7c10", "#ffc46b"),
     "optimizer": Shade("#1f7a5a", "#58bd95"),
-    "other": Shade("#9a6aa8", "#c79ad6"),
+    "other": Shade("#9a6aa8", "#a27ab3"),
 }
 
 
