@@ -1,0 +1,355 @@
+"""report.html: one file that stands alone, says all in words too, and runs nothing."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from builders import make_content
+from drawn import interval_of, make_breakdown, make_cell, make_point, make_waterfall
+
+from dpexp.report import pictures
+from dpexp.report.content import Content
+from dpexp.report.findings import Failure, ShapeRow
+from dpexp.report.page import MOST_ROWS, html_page
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+HOSTILE = "<script>alert(1)</script>\"' onload=x $a^{b$ &amp; \x00\u202e\nhttps://example.org/x"
+
+
+@dataclass
+class Element:
+    tag: str
+    attributes: dict[str, str | None]
+    parent: Element | None = None
+    nodes: list[Element | str] = field(default_factory=list)  # elements and texts, in order
+
+    @property
+    def children(self) -> list[Element]:
+        return [node for node in self.nodes if isinstance(node, Element)]
+
+    def all(self, tag: str) -> list[Element]:
+        found = [each for child in self.children for each in child.all(tag)]
+        return [*([self] if tag in (self.tag, "*") else []), *found]
+
+    def text(self) -> str:
+        return "".join(node if isinstance(node, str) else node.text() for node in self.nodes)
+
+
+class Tree(HTMLParser):
+    """Builds elements, and insists that each is closed where it was opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.root = self.here = Element("", {})
+        self.feed(text)
+        self.close()
+        assert self.here is self.root
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        made = Element(tag, dict(attrs), self.here)
+        assert len(made.attributes) == len(attrs), f"an attribute twice in {tag}"
+        self.here.nodes.append(made)
+        if tag not in VOID:
+            self.here = made
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.here.tag == tag, f"</{tag}> closes <{self.here.tag}>"
+        assert self.here.parent is not None
+        self.here = self.here.parent
+
+    def handle_data(self, data: str) -> None:
+        self.here.nodes.append(data)
+
+
+def parsed(content: Content) -> Element:
+    return Tree(html_page(content)).root
+
+
+def in_section(root: Element, name: str) -> Element:
+    (section,) = [each for each in root.all("section") if each.attributes["id"] == name]
+    return section
+
+
+def make_failure(folder: str = "3_ddp_n4", **changes: Any) -> Failure:
+    why, trace = "out of memory", "Traceback\n  in f\n"
+    return replace(
+        Failure(folder, "ddp-n4", "failed", "oom", 1, "forward", 3, why, trace), **changes
+    )
+
+
+FULL = make_content(
+    [
+        make_cell(),
+        make_cell("dp", 2, 0.5),
+        make_cell("ddp", 2, 1.7, waterfall=make_waterfall(5, data=2), **interval_of(1.7, 2)),
+        make_cell("ddp", 4, None, folder="3_ddp_n4", status="failed"),
+    ],
+    answers=("ddp on 2: 1.7× (1.5–1.9), 85 % efficient; loses most to data", "a caveat"),
+    breakdowns=(make_breakdown("0_none_n1", data=1, forward=3), make_breakdown("0_dp_n2", data=1)),
+    memory=(
+        make_point("none", 1, 16),
+        make_point("ddp", 2, 8, 0.5),
+        make_point("ddp", 2, 16, None),
+    ),
+    shapes=(
+        ShapeRow("0_dp_n2", "dp-n2", "", 0, "[8, 5]", "[8, 2]", 4),
+        ShapeRow("0_dp_n2", "dp-n2", "", 1, "[8, 5]", "[8, 2]", 4),
+    ),
+    failures=(
+        make_failure(),
+        make_failure("4_none_n2", status="skipped", kind=None, message="one device only"),
+    ),
+    parity=(("0_dp_n2", "pass", "0 of 1e-06", "0 of 1", "0 of 1", ""),),
+    warnings=("more devices than cores: 0_dp_n2",),
+    environment=(("torch", "2.13.0"),),
+    notes=(("0_dp_n2", "a note"),),
+)
+
+
+@pytest.fixture(scope="module")
+def page() -> Element:
+    return parsed(FULL)
+
+
+def test_the_answer_comes_first_and_every_section_follows_in_order(page: Element) -> None:
+    (title,) = page.all("h1")
+    assert title.text() == "Sweep x"
+    first, second, jump, *_ = page.all("p")
+    assert first.text() == FULL.answers[0]
+    assert second.text() == "a caveat"
+    assert jump.text() == "1 failed run and 1 warning"
+    sections = [each.attributes["id"] for each in page.all("section")]
+    assert sections == [
+        "scaling",
+        "time",
+        "memory",
+        "shapes",
+        "parity",
+        "failures",
+        "warnings",
+        "environment",
+        "again",
+    ]
+    targets = [a.attributes["href"] for a in page.all("nav")[0].all("a")]
+    assert targets == [f"#{name}" for name in sections]
+    assert "python -m dpexp -m a=1,2" in in_section(page, "again").text()
+
+
+def test_headings_are_ordered_and_each_section_says_what_it_shows(page: Element) -> None:
+    levels = [int(each.tag[1]) for each in page.all("*") if re.fullmatch("h[1-6]", each.tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    for section in page.all("section"):
+        assert len(section.all("h2")) == 1
+        assert section.all("p")[0].text().endswith(".")
+
+
+def test_each_figure_has_a_caption_and_its_numbers_in_words(page: Element) -> None:
+    figures = {each.all("h3")[0].text(): each for each in page.all("figure")}
+    assert list(figures) == [
+        "Throughput",
+        "Speed-up",
+        "Efficiency",
+        "Mean step by part",
+        "From the ideal step to that of 0_ddp_n2",
+        "Peak memory",
+        "Out-of-memory frontier",
+    ]
+    told = {}
+    for name, figure in figures.items():
+        (image,) = [each for each in figure.all("div") if each.attributes.get("role") == "img"]
+        assert len(image.all("svg")) == 1
+        assert figure.all("figcaption")[0].text().strip()
+        told[name] = image.attributes["aria-label"]
+    assert told["Speed-up"] == (
+        "Speed-up in × baseline over devices. none: 1 on 1. dp: 0.5 on 2, emulated. "
+        "ddp: 1.7 (1.53 to 1.87) on 2."
+    )
+    assert told["Mean step by part"] == (
+        "Milliseconds of a mean step by what they are spent on. "
+        "0_none_n1: data 1, forward 3. 0_dp_n2: data 1, forward 0."
+    )
+    assert told["Peak memory"] == (
+        "Peak memory in GiB per process over devices. none: 1 on 1. "
+        "ddp: 0.5 on 2; out of memory on 2."
+    )
+    assert told["Out-of-memory frontier"] == (
+        "Rows per device that fit into memory. none: on 1 16 fit. ddp: on 2 8 fit, 16 do not."
+    )
+    assert told["From the ideal step to that of 0_ddp_n2"] == (
+        "Milliseconds of a step of 0_ddp_n2: ideal 5; data +2; mean 7."
+    )
+
+
+def test_tables_have_heads_with_a_scope_and_a_row_per_cell(page: Element) -> None:
+    for table in page.all("table"):
+        heads = table.all("thead")[0].all("th")
+        assert {head.attributes["scope"] for head in heads} == {"col"}
+        for row in table.all("tbody")[0].all("tr"):
+            assert [each.attributes["scope"] for each in row.all("th")] == ["row"]
+            assert len(row.children) == len(heads)
+    rows = in_section(page, "scaling").all("tbody")[0].all("tr")
+    assert [row.children[0].text() for row in rows] == [cell.folder for cell in FULL.cells]
+    assert [row.children[-1].text() for row in rows] == ["✓ ok", "✓ ok", "✓ ok", "✗ failed"]
+    assert in_section(page, "shapes").all("td")[1].text() == "0, 1"
+
+
+def test_a_failure_is_told_with_its_cause_and_place(page: Element) -> None:
+    section = in_section(page, "failures")
+    (failed,) = section.all("ul")[0].all("li")
+    assert failed.all("h3")[0].text() == "✗ failed: 3_ddp_n4"
+    assert "oom, rank 1, in forward, step 3" in failed.text()
+    assert failed.all("pre")[0].text() == "Traceback\n  in f\n"
+    assert "4_none_n2: one device only" in section.all("ul")[1].text()
+
+
+def test_the_page_loads_nothing_leads_nowhere_and_runs_nothing(page: Element) -> None:
+    assert page.all("html")[0].attributes["lang"] == "en"
+    policy = [each for each in page.all("meta") if "http-equiv" in each.attributes]
+    assert [each.attributes["content"] for each in policy] == [
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    ]
+    assert page.all("script") == page.all("link") == page.all("img") == page.all("iframe") == []
+    for each in page.all("*"):
+        for name, value in each.attributes.items():
+            assert not name.startswith("on")
+            assert name not in ("src", "xlink:href")
+            assert name != "href" or (value or "").startswith("#")
+    text = html_page(FULL)
+    assert re.findall(r"https?:|//|url\((?!#)|@import", text) == []
+
+
+def test_every_link_has_a_target_and_every_identifier_is_one(page: Element) -> None:
+    names = [each.attributes["id"] for each in page.all("*") if "id" in each.attributes]
+    assert len(set(names)) == len(names)
+    targets = {(each.attributes.get("href") or "#main")[1:] for each in page.all("*")}
+    assert targets <= set(names)
+
+
+def test_hostile_texts_are_shown_as_texts() -> None:
+    cells = [make_cell(), make_cell(HOSTILE, 2, 2.0, folder=HOSTILE, setting="", status="failed")]
+    content = make_content(
+        cells,
+        title=HOSTILE,
+        answers=(HOSTILE,),
+        command=HOSTILE,
+        breakdowns=(make_breakdown(HOSTILE, data=1),),
+        memory=(replace(make_point("none", 1, 4), parallel=HOSTILE),),
+        shapes=(ShapeRow(HOSTILE, HOSTILE, HOSTILE, 0, HOSTILE, HOSTILE, 1),),
+        failures=(make_failure(HOSTILE, message=HOSTILE, traceback=HOSTILE, kind=HOSTILE),),
+        parity=((HOSTILE,) * 6,),
+        warnings=(HOSTILE,),
+        environment=((HOSTILE, HOSTILE),),
+        notes=((HOSTILE, HOSTILE),),
+    )
+    text = html_page(content)
+    root = Tree(text).root
+    assert root.all("script") == []
+    assert not [name for each in root.all("*") for name in each.attributes if name.startswith("on")]
+    assert "\x00" not in text
+    assert "\u202e" not in text
+    assert re.findall(r"https?:", text) == []
+    assert root.all("figure")[0].all("svg")  # the figures could be drawn
+    assert root.all("h1")[0].text() == HOSTILE.replace("\x00", "\\u0000").replace(
+        "\u202e", "\\u202e"
+    )
+
+
+def test_a_figure_that_fails_leaves_a_place_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("no <room>")
+
+    monkeypatch.setattr(pictures, "breakdown_figure", broken)
+    root = parsed(FULL)
+    section = in_section(root, "time")
+    assert "could not be drawn: ValueError: no <room>" in section.all("figure")[0].text()
+    assert len(section.all("svg")) == 1  # the other one
+    assert "figure breakdown of the report could not be drawn" in caplog.text
+
+
+def test_an_empty_report_says_that_there_is_nothing() -> None:
+    root = parsed(make_content([make_cell(speedup=None, status="failed")], command=""))
+    for name, text in (
+        ("time", "No cell has timings."),
+        ("memory", "No cell has a figure of memory."),
+        ("shapes", "No shapes were recorded."),
+        ("parity", "Parity was not checked."),
+        ("failures", "No run failed."),
+        ("warnings", "No warning."),
+    ):
+        assert text in in_section(root, name).text()
+    assert root.all("figure") == []
+
+
+def large(settings: int, strategies: int = 5) -> Content:
+    """A content of `settings` times 20 cells."""
+    cells = [
+        make_cell(
+            f"s{strategy}",
+            count,
+            1.0 + count / 4,
+            folder=f"{setting}_{strategy}_n{count}",
+            setting=f"batch_size={8 * (setting + 1)}",
+            waterfall=make_waterfall(5, data=2),
+            **interval_of(1 + count / 4, count),
+        )
+        for setting in range(settings)
+        for strategy in range(strategies)
+        for count in (1, 2, 4, 8)
+    ]
+    return make_content(
+        cells,
+        breakdowns=tuple(make_breakdown(cell.folder, data=1, forward=2) for cell in cells),
+        memory=tuple(
+            replace(
+                make_point(c.parallel, c.num_devices or 1, 8, setting=c.setting), folder=c.folder
+            )
+            for c in cells
+        ),
+        shapes=tuple(
+            ShapeRow(cell.folder, "x", f"m{n}", 0, "[1]", "[1]", 1)
+            for cell in cells
+            for n in range(9)
+        ),
+        failures=tuple(make_failure(cell.folder, traceback="x" * 50_000) for cell in cells),
+        notes=tuple((cell.folder, "a note " * 20) for cell in cells),
+    )
+
+
+def test_the_page_of_100_cells_is_below_2_mb_and_shows_each() -> None:
+    content = large(5)
+    text = html_page(content)
+    assert len(content.cells) == 100
+    assert len(text.encode()) < 2_000_000
+    rows = in_section(Tree(text).root, "scaling").all("tbody")[0].all("tr")
+    assert len(rows) == 100
+
+
+def test_the_page_of_1000_cells_is_no_larger_and_counts_what_it_leaves_out() -> None:
+    content = large(50)
+    start_s = time.process_time()
+    text = html_page(content)
+    assert time.process_time() - start_s < 5  # about one, of which most for the figures
+    assert len(text.encode()) < 2_000_000
+    root = Tree(text).root
+    scaling = in_section(root, "scaling")
+    assert len(scaling.all("tbody")[0].all("tr")) == MOST_ROWS
+    assert "800 more rows are not shown; summary.csv has them all." in scaling.text()
+    assert "Figures show the 3 of 50 settings that scale best" in scaling.text()
+    assert "The figure shows 24 of 1000 cells" in in_section(root, "time").text()
+    failures = in_section(root, "failures").text()
+    assert "950 more are not shown" in failures
+    assert "44,000 characters left out; run.json has them" in failures
