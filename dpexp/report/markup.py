@@ -32,14 +32,14 @@ def shortened(text: str, length: int) -> str:
     return f"{flat[:head]}…{flat[len(flat) - (length - head - 1) :]}"
 
 
-def without_addresses(markup: str) -> str:
-    """`markup` in which no text looks like an address in the source; a reader sees the same.
+def without_addresses(page: str) -> str:
+    """The page in which no text looks like an address in the source; a reader sees the same.
 
     So a search of the file for addresses finds those that it would load or lead to, and there are
-    none.
+    none. Only the name of the attribute ``http-equiv`` stays, which is no text.
     """
     return re.sub(
-        "(http)", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", markup, flags=re.I
+        "http(?!-equiv)", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", page, flags=re.I
     )
 
 
@@ -71,7 +71,7 @@ def inline_svg(drawn: bytes, prefix: str) -> str:
         if node.tag != "text":
             node.text = None
     root.attrib = {"viewBox": root.attrib["viewBox"]}
-    return without_addresses(ElementTree.tostring(root, encoding="unicode"))
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def _name(node: ElementTree.Element) -> str:

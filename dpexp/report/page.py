@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from dpexp.report.colors import variables
 from dpexp.report.content import PARITY_HEADER, Content
@@ -52,27 +51,19 @@ def html_page(content: Content) -> str:
     environment = Environment(
         loader=PackageLoader("dpexp.report"),
         autoescape=True,
-        finalize=_fit,
+        finalize=_printable,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
     environment.globals |= {"tone": _tone, "mark": _mark}
-    return environment.get_template("report.html.j2").render(_view(content))
+    return without_addresses(environment.get_template("report.html.j2").render(_view(content)))
 
 
 def _view(content: Content) -> dict[str, Any]:
     """What the template shows, by the names it uses."""
     skipped = [failure for failure in content.failures if failure.status == "skipped"]
     failed = [failure for failure in content.failures if failure.status != "skipped"]
-    scaling, time, memory = (
-        [(picture, Markup(picture.svg)) for picture in pictures]
-        for pictures in (
-            scaling_pictures(content),
-            breakdown_pictures(content),
-            memory_pictures(content),
-        )
-    )
     return {
         "content": content,
         "light": [(name, shade.light) for name, shade in variables().items()],
@@ -81,11 +72,11 @@ def _view(content: Content) -> dict[str, Any]:
         "cells": _cells_table(content),
         "remarks": interval_lines(foremost(content.cells, MOST_ROWS))[:MOST_LINES],
         "settings": _settings_line(content),
-        "scaling": scaling,
-        "time": time,
+        "scaling": scaling_pictures(content),
+        "time": breakdown_pictures(content),
         "bars": _bars_line(content),
         "parts": _parts_table(content.breakdowns),
-        "memory": memory,
+        "memory": memory_pictures(content),
         "shapes": _shapes_table(content),
         "parity": Table("Parity", PARITY_HEADER, *_cut(content.parity), names=6),
         "failures": [(failure, _where(failure)) for failure in failed[:MOST_FAILURES]],
@@ -102,10 +93,10 @@ def _view(content: Content) -> dict[str, Any]:
     }
 
 
-def _fit(value: Any) -> Any:
-    """Every value that the template shows passes through here, before it stands in the page."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return Markup(without_addresses(str(escape(visible(value)))))
+def _printable(value: Any) -> Any:
+    """Every value that the template shows passes through here, before it is escaped."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return visible(value)
     return value
 
 

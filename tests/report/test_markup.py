@@ -26,6 +26,7 @@ def test_a_long_name_keeps_both_ends_on_one_line() -> None:
 
 def test_no_text_looks_like_an_address_in_the_source() -> None:
     assert without_addresses("see HTTPS://x") == "see &#72;TTPS://x"
+    assert without_addresses('<meta http-equiv="x">') == '<meta http-equiv="x">'
 
 
 def test_a_drawing_becomes_an_element_in_the_colours_of_the_page() -> None:
