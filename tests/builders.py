@@ -164,7 +164,16 @@ def make_run_result(strategy: str = "none", num_devices: int = 1, **overrides: A
 def make_content(cells: Sequence[Cell], **changes: Any) -> Content:
     """The content of a report on `cells`, and on nothing else."""
     empty: dict[str, Any] = dict.fromkeys(
-        ("breakdowns", "memory", "shapes", "failures", "parity", "warnings", "environment", "notes"),
+        (
+            "breakdowns",
+            "memory",
+            "shapes",
+            "failures",
+            "parity",
+            "warnings",
+            "environment",
+            "notes",
+        ),
         (),
     )
     told = {"title": "Sweep x", "answers": ("an answer",), "command": "python -m dpexp -m a=1,2"}

@@ -11,11 +11,12 @@ from dpexp.report.findings import UNREADABLE, Failure
 from dpexp.report.numbers import WIDEST, count_of, percent, ranged, significant, times
 from dpexp.report.scaling import Cell
 from dpexp.report.selection import SUSPECT, by_setting, named
-from dpexp.report.waterfall import PARTS, shown
+from dpexp.report.waterfall import WAITING, shown
 
 MOST = 5  # settings that have a sentence of their own
 SMALLEST = 0.01  # of a step; a smaller loss is not named
 ONE_RUN_EACH = "one run each: no interval"
+DISTURBED = "more than ideal, so the baseline was disturbed: measure again on an idle machine"
 _TASKS = {"forward": "forward only", "evaluate": "evaluation"}
 
 
@@ -57,7 +58,9 @@ def _of_setting(cells: Sequence[Cell], runs: Mapping[str, Run], failures: Sequen
     if compared:
         best = max(compared, key=lambda cell: (_trust(cell, runs), cell.speedup))
         base = next((cell for cell in cells if cell.folder == best.baseline), None)
-        return _scaling(best, base, runs)
+        fast = [cell.folder for cell in compared if _too_fast(cell)]
+        told = _scaling(best, base, runs, alone=len(compared) == 1)
+        return told + (f"; {named(fast)}: {DISTURBED}" if fast and not _too_fast(best) else "")
     rated = [cell for cell in cells if cell.samples_per_s is not None]
     if rated:
         return _rated(rated, runs)
@@ -66,43 +69,55 @@ def _of_setting(cells: Sequence[Cell], runs: Mapping[str, Run], failures: Sequen
     return _nothing(cells, failures)
 
 
+def _too_fast(cell: Cell) -> bool:
+    return (cell.efficiency or 0.0) > SUSPECT
+
+
 def _trust(cell: Cell, runs: Mapping[str, Run]) -> tuple[bool, ...]:
     """Whether it is of real devices that nothing disturbed; what matters most comes first."""
-    possible = (cell.efficiency or 0.0) <= SUSPECT
-    return (not cell.emulated, not _injected(cell, runs), possible, cell.verdict == FASTER)
+    sound = (not cell.emulated, not _injected(cell, runs), not _too_fast(cell))
+    return (*sound, cell.verdict == FASTER)
 
 
 def _injected(cell: Cell, runs: Mapping[str, Run]) -> bool:
     return any(runs[name].get("injected") for name in cell.folders)
 
 
-def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run]) -> str:
+def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, alone: bool) -> str:
+    """A sentence on a cell with a speed-up.
+
+    Args:
+        alone: no other cell of the setting has one.
+    """
     assert cell.speedup is not None and cell.efficiency is not None
     # Of the usual baseline nothing is said: a speed-up is taken to be against one device.
-    usual = base is not None and base.parallel == "none" and base.num_devices == 1
-    against = "" if usual or base is None else f" against {_on(base)}"
+    usual = base is None or (base.parallel == "none" and base.num_devices == 1)
+    what, figure = _described(cell, runs), _speedup(cell)
     if cell.verdict == NO_DIFFERENCE:
-        text = f"no measurable difference from {_on(base)}: "
+        text = f"{what}: no measurable difference from {_on(base)}"
+        text += f": {figure}" if figure else ""
+    elif cell.speedup < 1 and figure:
+        slower = f"{what}: slower than {_on(base)}: "
+        text = (slower if alone else f"nothing beats {_on(base)}; nearest is {what}: ") + figure
     else:
-        text = f"slower than {_on(base)}: " if cell.speedup < 1 else ""
+        text = f"{what}: {figure}" + ("" if usual else f" against {_on(base)}")
+    if not figure:  # nor is an efficiency one
+        return f"{text}: its runs differ too much for a figure"
+    return f"{text}, {percent(cell.efficiency)} efficient{_lost(cell)}"
+
+
+def _speedup(cell: Cell) -> str:
+    """The speed-up with its interval; "" where that says nothing."""
+    assert cell.speedup is not None
     low, high = cell.speedup_low, cell.speedup_high
     if low is None or high is None or cell.speedup_scope == WITHIN:
-        figure = f"{times(cell.speedup)}× ({ONE_RUN_EACH})"
-    elif high / low > WIDEST:
-        return f"{_described(cell, runs)}: {text}its runs differ too much for a figure"
-    else:
-        figure = ranged(cell.speedup, low, high, "×")
-    figure += "" if text else against
-    return (
-        f"{_described(cell, runs)}: {text}{figure}, {percent(cell.efficiency)} efficient"
-        f"{_lost(cell)}"
-    )
+        return f"{times(cell.speedup)}× ({ONE_RUN_EACH})"
+    return "" if high > low * WIDEST else ranged(cell.speedup, low, high, "×")
 
 
 def _lost(cell: Cell) -> str:
-    assert cell.efficiency is not None
-    if cell.efficiency > SUSPECT:
-        return "; more than ideal, so the baseline was disturbed: measure again on an idle machine"
+    if _too_fast(cell):
+        return f"; {DISTURBED}"
     fall = cell.waterfall
     if fall is None or fall.loss_s <= 0:
         return ""
@@ -111,7 +126,7 @@ def _lost(cell: Cell) -> str:
         return "; most of the loss is not explained"
     if fall.share(part) < SMALLEST:
         return ""
-    waits = part == PARTS[5] and cell.straggler is not None
+    waits = part == WAITING and cell.straggler is not None
     return f"; loses most to {shown(part)}" + (f" ({cell.straggler})" if waits else "")
 
 

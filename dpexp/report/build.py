@@ -20,11 +20,8 @@ from dpexp.report.content import Content, content_of
 from dpexp.report.markdown import markdown
 from dpexp.report.page import html_page
 from dpexp.report.scaling import Cell
-from dpexp.report.selection import by_setting
+from dpexp.report.selection import boarded
 from dpexp.report.waterfall import PARTS
-
-# Settings with a TensorBoard run of their own; each takes a folder, a thread and some time.
-MOST_BOARDS = 50
 
 
 def build(folder: Path, overrides: Sequence[str] | None = None) -> Report:
@@ -59,7 +56,7 @@ def write(content: Content, folder: Path, *, boards: bool = True) -> Report:
     }
     parts["report.html"] = lambda: write_whole(folder / "report.html", html_page(content))
     if boards:
-        parts["scaling"] = lambda: _write_boards(folder / "scaling", _boarded(content.cells))
+        parts["scaling"] = lambda: _write_boards(folder / "scaling", boarded(content.cells))
     problems = []
     for name, make in parts.items():
         try:
@@ -82,12 +79,6 @@ def _json(content: Content) -> str:
         "failures": [asdict(failure) for failure in content.failures],
     }
     return json.dumps(plain, indent=2, allow_nan=False) + "\n"
-
-
-def _boarded(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells of the settings that scale best."""
-    groups = list(by_setting(cells).values())
-    return [cell for group in groups[:MOST_BOARDS] for cell in group]
 
 
 def _csv(cells: Sequence[Cell]) -> str:

@@ -44,7 +44,8 @@ def _places(value: float, digits: int) -> int:
     """After the decimal point; negative where the last digits before it are zeros."""
     if value == 0 or not math.isfinite(value):
         return 0
-    return digits - 1 - math.floor(math.log10(abs(value)))
+    rounded = float(f"{value:.{digits - 1}e}")  # 9.996 is 10.0, which has one place less
+    return digits - 1 - math.floor(math.log10(abs(rounded)))
 
 
 def _fixed(value: float, places: int) -> str:

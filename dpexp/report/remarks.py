@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dpexp.report.cells import Run
 from dpexp.report.numbers import percent
 from dpexp.report.scaling import Cell
-from dpexp.report.selection import SUSPECT, named
+from dpexp.report.selection import MOST_BOARDS, SUSPECT, named
 
 EMULATED = (
     "dp ran on virtual devices that share the CPU (emulated): its times show what dp's four steps "
@@ -49,7 +49,10 @@ def notes_of(cells: Sequence[Cell], runs: Mapping[str, Run]) -> tuple[tuple[str,
         for note in cell.notes:
             if note not in warned:
                 found.setdefault(note, []).append(cell.folder)
-    return tuple((named(folders), note) for note, folders in found.items())
+    rows = [(named(folders), note) for note, folders in found.items()]
+    if len({cell.setting for cell in cells}) > MOST_BOARDS:
+        rows.append(("scaling", f"TensorBoard has the {MOST_BOARDS} settings that scale best"))
+    return tuple(rows)
 
 
 def environment_of(runs: Mapping[str, Run]) -> tuple[tuple[str, str], ...]:

@@ -8,6 +8,8 @@ from dpexp.report.scaling import Cell
 
 # More than perfect scaling by so much is no scaling: the baseline was disturbed.
 SUSPECT = 1.2
+# Settings with a TensorBoard run of their own: with more it is slow, and nobody finds one.
+MOST_BOARDS = 100
 
 
 def by_setting(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
@@ -27,8 +29,10 @@ def foremost(cells: Sequence[Cell], most: int) -> list[Cell]:
     return [cell for cell in cells if cell.folder in chosen]
 
 
-def _largest(cells: Sequence[Cell]) -> float:
-    return max((cell.speedup for cell in cells if cell.speedup is not None), default=0.0)
+def boarded(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells of the settings that have a TensorBoard run: those that scale best."""
+    groups = list(by_setting(cells).values())
+    return [cell for members in groups[:MOST_BOARDS] for cell in members]
 
 
 def named(folders: Sequence[str], most: int = 5) -> str:
@@ -36,3 +40,7 @@ def named(folders: Sequence[str], most: int = 5) -> str:
     names = list(dict.fromkeys(folders))
     text = ", ".join(names[:most])
     return text if len(names) <= most else f"{text} and {len(names) - most:,} more"
+
+
+def _largest(cells: Sequence[Cell]) -> float:
+    return max((cell.speedup for cell in cells if cell.speedup is not None), default=0.0)
