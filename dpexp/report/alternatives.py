@@ -8,6 +8,7 @@ from dpexp.report.bars import present_parts
 from dpexp.report.capacity import frontier, scope_of, unit_of
 from dpexp.report.figures import EFFICIENCY, Metric, interval, known
 from dpexp.report.findings import Breakdown, MemoryPoint
+from dpexp.report.numbers import ranged, significant
 from dpexp.report.scaling import Cell
 from dpexp.report.waterfall import PARTS, Waterfall, shown
 
@@ -23,7 +24,7 @@ def curves_text(cells: Sequence[Cell], metric: Metric) -> str:
         f"{strategy}: {_some([_point(cell, metric) for cell in members])}."
         for strategy, members in curves.items()
     ]
-    return " ".join([f"{metric.title} in {metric.unit} over devices.", *told])
+    return " ".join([f"{metric.title} over devices, {metric.unit}.", *told])
 
 
 def breakdown_text(breakdowns: Sequence[Breakdown]) -> str:
@@ -76,9 +77,8 @@ def frontier_text(points: Sequence[MemoryPoint]) -> str:
 
 def _point(cell: Cell, metric: Metric) -> str:
     ends, factor = interval(cell, metric), 100.0 if metric is EFFICIENCY else 1.0
-    text = _figure(getattr(cell, metric.field) * factor)
-    if ends is not None:
-        text += f" ({_figure(ends[0] * factor)} to {_figure(ends[1] * factor)})"
+    value = getattr(cell, metric.field) * factor
+    text = significant(value) if ends is None else ranged(value, *(end * factor for end in ends))
     return f"{text} on {cell.num_devices}{', emulated' * cell.emulated}"
 
 
@@ -91,7 +91,7 @@ def _edge(count: int, points: Sequence[MemoryPoint]) -> str:
 def _peak(point: MemoryPoint, unit: int) -> str:
     if point.out_of_memory:
         return "out of memory"
-    return "unknown" if point.peak_bytes is None else f"{point.peak_bytes / unit:.3g}"
+    return "unknown" if point.peak_bytes is None else significant(point.peak_bytes / unit)
 
 
 def _some(texts: Sequence[str]) -> str:
@@ -99,10 +99,5 @@ def _some(texts: Sequence[str]) -> str:
     return "; ".join(texts[:MOST_POINTS]) + (f"; and {left} more" if left > 0 else "")
 
 
-def _figure(value: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}"
+    return significant(seconds * 1e3)

@@ -70,7 +70,8 @@ def inline_svg(drawn: bytes, prefix: str) -> str:
         node.tail = None
         if node.tag != "text":
             node.text = None
-    root.attrib = {"viewBox": root.attrib["viewBox"]}
+    # The element around it has the words for who does not see it.
+    root.attrib = {"viewBox": root.attrib["viewBox"], "aria-hidden": "true"}
     return ElementTree.tostring(root, encoding="unicode")
 
 

@@ -31,7 +31,7 @@ def test_no_text_looks_like_an_address_in_the_source() -> None:
 
 def test_a_drawing_becomes_an_element_in_the_colours_of_the_page() -> None:
     assert inline_svg(DRAWN.encode(), "one") == (
-        '<svg viewBox="0 0 10 10"><defs /><g>'
+        '<svg viewBox="0 0 10 10" aria-hidden="true"><defs /><g>'
         '<path id="one-mark" d="M 0.12 1 " style="fill: var(--ink)" /></g>'
         '<use href="#one-mark" x="1.23" clip-path="url(#one-mark)" />'
         f'<text style="font-size: 9px; fill: var(--ink)">{INK.light} &lt;</text></svg>'

@@ -173,22 +173,22 @@ def test_each_figure_has_a_caption_and_its_numbers_in_words(page: Element) -> No
         assert figure.all("figcaption")[0].text().strip()
         told[name] = image.attributes["aria-label"]
     assert told["Speed-up"] == (
-        "Speed-up in × baseline over devices. none: 1 on 1. dp: 0.5 on 2, emulated. "
-        "ddp: 1.7 (1.53 to 1.87) on 2."
+        "Speed-up over devices, × baseline. none: 1.00 on 1. dp: 0.500 on 2, emulated. "
+        "ddp: 1.7 (1.5–1.9) on 2."
     )
     assert told["Mean step by part"] == (
         "Milliseconds of a mean step by what they are spent on. "
-        "0_none_n1: data 1, forward 3. 0_dp_n2: data 1, forward 0."
+        "0_none_n1: data 1.00, forward 3.00. 0_dp_n2: data 1.00, forward 0."
     )
     assert told["Peak memory"] == (
-        "Peak memory in GiB per process over devices. none: 1 on 1. "
-        "ddp: 0.5 on 2; out of memory on 2."
+        "Peak memory in GiB per process over devices. none: 1.00 on 1. "
+        "ddp: 0.500 on 2; out of memory on 2."
     )
     assert told["Out-of-memory frontier"] == (
         "Rows per device that fit into memory. none: on 1 16 fit. ddp: on 2 8 fit, 16 do not."
     )
     assert told["From the ideal step to that of 0_ddp_n2"] == (
-        "Milliseconds of a step of 0_ddp_n2: ideal 5; data +2; mean 7."
+        "Milliseconds of a step of 0_ddp_n2: ideal 5.00; data +2; mean 7.00."
     )
 
 
