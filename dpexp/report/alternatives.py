@@ -78,8 +78,10 @@ def frontier_text(points: Sequence[MemoryPoint]) -> str:
 def _point(cell: Cell, metric: Metric) -> str:
     ends, factor = interval(cell, metric), 100.0 if metric is EFFICIENCY else 1.0
     value = getattr(cell, metric.field) * factor
-    text = significant(value) if ends is None else ranged(value, *(end * factor for end in ends))
-    return f"{text} on {cell.num_devices}{', emulated' * cell.emulated}"
+    where = f" on {cell.num_devices}{', emulated' * cell.emulated}"
+    if ends is None:
+        return significant(value) + where
+    return ranged(value, ends[0] * factor, ends[1] * factor) + where
 
 
 def _edge(count: int, points: Sequence[MemoryPoint]) -> str:
