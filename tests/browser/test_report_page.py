@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import make_content
+from drawn import make_cell
 from playwright.sync_api import Locator, Page
 
 from dpexp.report.colors import BACKGROUND, INK, STRATEGIES
+from dpexp.report.findings import Failure
+from dpexp.report.page import html_page
 
 # With --pictures the sweep is one to be looked at; without, the smallest that fills each section.
 SMALL = ("task=train", "dataset.rows=120", "steps=4", "repeats=2")
@@ -159,6 +163,21 @@ def test_it_prints_on_a4_in_light_colours_with_nothing_cut(seen: OpenPage) -> No
     printed = page.pdf(prefer_css_page_size=True)
     assert printed.startswith(b"%PDF")
     assert printed.count(b"/Type /Page\n") >= 2
+
+
+def test_a_traceback_is_folded_on_the_screen_and_whole_on_paper(page: Page) -> None:
+    why = Failure("0_none_n1", "none-n1", "failed", "error", 0, None, 1, "no", "Traceback <b>\nx")
+    cell = make_cell(speedup=None, status="failed")
+    page.set_content(html_page(make_content([cell], failures=(why,))))
+    trace = page.locator("details pre")
+    assert not trace.is_visible()
+    page.emulate_media(media="print")
+    box = page.locator("details").bounding_box()
+    assert box is not None
+    assert box["height"] > 60  # the line to click on and two of the traceback
+    page.emulate_media()
+    page.get_by_text("Traceback", exact=True).click()
+    assert trace.inner_text() == "Traceback <b>\nx"
 
 
 def test_the_keyboard_reaches_the_content_and_the_tables(seen: OpenPage) -> None:

@@ -289,6 +289,7 @@ def test_an_empty_report_says_that_there_is_nothing() -> None:
         ("parity", "Parity was not checked."),
         ("failures", "No run failed."),
         ("warnings", "No warning."),
+        ("again", "The command is not known."),
     ):
         assert text in in_section(root, name).text()
     assert root.all("figure") == []
