@@ -68,4 +68,4 @@ def finish(folder: Path, overrides: list[str]) -> bool:
     report = build(folder, overrides)
     show(report.content, report.problems, folder)
     cells = report.content.cells
-    return bool(cells) and report.content.status == "ok" and not report.problems
+    return bool(cells) and report.content.status == "ok" and report.written

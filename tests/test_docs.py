@@ -134,7 +134,8 @@ def _comparable(output: str) -> list[str]:
             kept = re.sub(
                 r"(-?\d+% of a step is lost|a step is better than ideal):.*", "lost", kept
             )
-            kept = re.sub(r"a factor of \d[\d,.]* (?=\(95%)", "1 % ", kept)
+            kept = re.sub(r"a factor (of|above) \d[\d,.]* (?=\(95%)", "1 % ", kept)
+            kept = kept.replace("× (too wide)", "× (1–1)")
             kept = re.sub(r"\d[\d,]*(\.\d+)?(e-?\d+)?", "N", kept)
         lines.append(re.sub(r"─+", "─", " ".join(kept.split())))
     return lines

@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 import dpexp
 from dpexp import env, server
 from dpexp.repeats import interleaved
+from dpexp.report.numbers import ranged, times
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -116,7 +117,7 @@ def test_none_on_two_devices_is_skipped_with_its_reason(folder: Path) -> None:
     assert record["error"]["kind"] == "config"
     assert "num_devices=2" in record["error"]["message"]
     assert record["throughput"] is None
-    assert "1_none_n2: skipped" in (folder / "report.md").read_text(encoding="utf-8")
+    assert "| 1_none_n2 | skipped (config) |" in (folder / "report.md").read_text(encoding="utf-8")
 
 
 def test_speed_up_and_efficiency_are_those_of_the_runs(folder: Path) -> None:
@@ -207,7 +208,7 @@ def test_the_command_line_ends_with_the_scaling_table(typed: tuple[Any, Path]) -
         (row,) = [line for line in lines if line.split()[:2] == [str(index), cell["parallel"]]]
         assert cell["status"] in row
         if cell["speedup"] is not None:
-            assert f"{cell['speedup']:.2f}×" in row
+            assert f"{times(cell['speedup'])}×" in row
             assert f"{cell['efficiency']:.0%}" in row
     assert "1_none_n2: skipped: num_devices=2" in ended.stdout
     assert f"tensorboard --logdir {folder.relative_to(folder.parents[3])}" in ended.stdout
@@ -323,7 +324,7 @@ def test_the_repeats_of_a_cell_are_one_row_with_its_interval(repeated: tuple[Any
         assert cell["samples_per_s_low"] < cell["samples_per_s"] < cell["samples_per_s_high"]
     base, dp = cells
     assert dp["speedup_low"] < dp["speedup"] < dp["speedup_high"]
-    shown = f"{dp['speedup']:.2f}× ({dp['speedup_low']:.2f}–{dp['speedup_high']:.2f})"
+    shown = ranged(dp["speedup"], dp["speedup_low"], dp["speedup_high"], "×")
     assert shown in ended.stdout
     assert f"noise floor: two runs of {base['folder']} differ by up to" in ended.stdout
     assert shown in (folder / "report.md").read_text(encoding="utf-8")

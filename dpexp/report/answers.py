@@ -56,10 +56,11 @@ def _compared(cells: Sequence[Cell]) -> list[Cell]:
 def _of_setting(cells: Sequence[Cell], runs: Mapping[str, Run], failures: Sequence[Failure]) -> str:
     compared = _compared(cells)
     if compared:
-        best = max(compared, key=lambda cell: (_trust(cell, runs), cell.speedup))
-        base = next((cell for cell in cells if cell.folder == best.baseline), None)
+        bases = {cell.folder: cell for cell in cells}
+        best = max(compared, key=lambda cell: _trust(cell, bases.get(cell.baseline or ""), runs))
         fast = [cell.folder for cell in compared if _too_fast(cell)]
-        told = _scaling(best, base, runs, alone=len(compared) == 1)
+        last = len(compared) > 1 and all((cell.speedup or 0.0) < 1 for cell in compared)
+        told = _scaling(best, bases.get(best.baseline or ""), runs, last=last)
         return told + (f"; {named(fast)}: {DISTURBED}" if fast and not _too_fast(best) else "")
     rated = [cell for cell in cells if cell.samples_per_s is not None]
     if rated:
@@ -73,21 +74,26 @@ def _too_fast(cell: Cell) -> bool:
     return (cell.efficiency or 0.0) > SUSPECT
 
 
-def _trust(cell: Cell, runs: Mapping[str, Run]) -> tuple[bool, ...]:
-    """Whether it is of real devices that nothing disturbed; what matters most comes first."""
+def _trust(cell: Cell, base: Cell | None, runs: Mapping[str, Run]) -> tuple[float, ...]:
+    """What makes a speed-up the one to tell of; what matters most comes first.
+
+    It is of real devices that nothing disturbed, more of them than the baseline has, and known to
+    be one.
+    """
     sound = (not cell.emulated, not _injected(cell, runs), not _too_fast(cell))
-    return (*sound, cell.verdict == FASTER)
+    more = base is None or (cell.num_devices or 0) > (base.num_devices or 0)
+    return (*sound, more, cell.verdict == FASTER, cell.speedup or 0.0)
 
 
 def _injected(cell: Cell, runs: Mapping[str, Run]) -> bool:
     return any(runs[name].get("injected") for name in cell.folders)
 
 
-def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, alone: bool) -> str:
+def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, last: bool) -> str:
     """A sentence on a cell with a speed-up.
 
     Args:
-        alone: no other cell of the setting has one.
+        last: it is slower than the baseline, and so are all others.
     """
     assert cell.speedup is not None and cell.efficiency is not None
     # Of the usual baseline nothing is said: a speed-up is taken to be against one device.
@@ -98,7 +104,7 @@ def _scaling(cell: Cell, base: Cell | None, runs: Mapping[str, Run], *, alone: b
         text += f": {figure}" if figure else ""
     elif cell.speedup < 1 and figure:
         slower = f"{what}: slower than {_on(base)}: "
-        text = (slower if alone else f"nothing beats {_on(base)}; nearest is {what}: ") + figure
+        text = (f"nothing beats {_on(base)}; {what}: " if last else slower) + figure
     else:
         text = f"{what}: {figure}" + ("" if usual else f" against {_on(base)}")
     if not figure:  # nor is an efficiency one
@@ -123,7 +129,7 @@ def _lost(cell: Cell) -> str:
         return ""
     part = fall.largest
     if fall.parts_s["residual"] > fall.parts_s[part]:
-        return "; most of the loss is not explained"
+        return "; the largest part of the loss is not explained"
     if fall.share(part) < SMALLEST:
         return ""
     waits = part == WAITING and cell.straggler is not None

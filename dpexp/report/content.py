@@ -46,6 +46,8 @@ PARITY_HEADER = ("cell", "verdict", "loss", "gradients", "weights", "reason")
 # Of so many cells the shapes are in the report, and of each so many rows.
 SHAPES_OF_CELLS = 24
 SHAPES_OF_A_CELL = 64
+# What comes of a result whose parts are not of the types and names that they should have.
+MALFORMED = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,28 @@ def content_of(folders: Sequence[Path], overrides: Sequence[str] | None = None) 
         OSError: one of the folders cannot be read. A result that cannot is a failure in the report.
     """
     sources = read_sources(folders, overrides)
+    try:
+        return _content(sources)
+    except MALFORMED:
+        sound = [_without_malformed(source) for source in sources]
+        if sound == sources:  # it is not one result's fault
+            raise
+        return _content(sound)
+
+
+def _without_malformed(source: Source) -> Source:
+    """`source` without the results that make a report fail: those are unreadable."""
+    bad: dict[str, str] = {}
+    for name, run in source.runs.items():
+        try:
+            _content([replace(source, runs={name: run}, unreadable={})])
+        except MALFORMED as problem:
+            bad[name] = f"run.json is not as it should be: {type(problem).__name__}: {problem}"
+    runs = {name: run for name, run in source.runs.items() if name not in bad}
+    return replace(source, runs=runs, unreadable={**source.unreadable, **bad})
+
+
+def _content(sources: Sequence[Source]) -> Content:
     alone = len(sources) == 1
     runs: dict[str, Run] = {}
     cells: list[Cell] = []

@@ -72,22 +72,6 @@ EFFICIENCY = Metric("efficiency", "speedup_scope", "Efficiency", "% of ideal", p
 METRICS = (THROUGHPUT, SPEEDUP, EFFICIENCY)
 
 
-def scaling_figure(cells: Sequence[Cell]) -> Figure:
-    """Throughput, speed-up and efficiency over devices, side by side.
-
-    Args:
-        cells: that may be compared: those of one setting. Cells without a figure are left out.
-    """
-    with style():
-        figure = new_figure(3 * WIDTH, HEIGHT)
-        for index, metric in enumerate(METRICS):
-            left = (index + 0.16) / 3
-            axes = figure.add_axes((left, 0.16, 0.8 / 3, 0.6))
-            _draw_curves(axes, cells, metric)
-            axes.set_title(metric.title, pad=40)
-        return figure
-
-
 def curves_figure(cells: Sequence[Cell], metric: Metric, top: float | None = None) -> Figure:
     """One metric over devices.
 

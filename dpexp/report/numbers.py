@@ -20,13 +20,16 @@ def times(value: float) -> str:
 
 
 def ranged(value: float, low: float, high: float, unit: str = "") -> str:
-    """A figure with its interval, ``3.4× (3.3–3.5)``: rounded to where the interval begins."""
+    """A figure with its interval, ``3.4× (3.3–3.5)``: rounded to what the interval supports.
+
+    That is two significant digits at least: the reader sees by the interval what they are worth.
+    """
     if low <= 0 or high / low > WIDEST:
         return f"{significant(value, 1)}{unit} (too wide)"
     half = (high - low) / 2
     places = _places(value, DIGITS)
     if half > 0:
-        places = min(places, _places(half, 1))
+        places = max(min(places, _places(half, 1)), _places(value, 2))
     return f"{_fixed(value, places)}{unit} ({_fixed(low, places)}–{_fixed(high, places)})"
 
 

@@ -118,7 +118,7 @@ def settings(cells: Sequence[Cell]) -> list[str]:
     """Which rows have which values of the keys that vary besides strategy and devices."""
     rows: dict[str, list[str]] = {}
     for cell in cells:
-        if cell.setting:
+        if cell.setting and not cell.folder.startswith(f"{cell.setting}/"):  # else it says that
             rows.setdefault(cell.setting, []).append(f"#{number_in(cell.folder)}")
     return [f"{setting}: {named(numbers, 12)}" for setting, numbers in rows.items()]
 

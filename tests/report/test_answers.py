@@ -58,7 +58,7 @@ def test_the_answer_is_the_best_cell_with_its_interval_efficiency_and_largest_lo
         ),
         ({"speedup_low": None, "speedup_high": None}, "3.40× (one run each: no interval), 85 %"),
         ({"speedup_low": 3.396, "speedup_high": 3.404}, "3.40× (3.40–3.40), 85 % efficient"),
-        ({"speedup_low": 2.1, "speedup_high": 5.0}, "3× (2–5), 85 % efficient"),
+        ({"speedup_low": 2.1, "speedup_high": 5.0}, "3.4× (2.1–5.0), 85 % efficient"),
     ],
 )
 def test_a_figure_has_no_more_digits_than_its_interval_supports(
@@ -81,9 +81,12 @@ def test_an_interval_that_holds_1_is_no_measurable_difference() -> None:
 def test_what_is_slower_is_called_slower() -> None:
     slow = ddp(2, 0.6, verdict="slower")
     assert answers(NONE, slow)[0].startswith("ddp on 2: slower than none on 1: 0.60× (0.58–0.62),")
-    assert answers(NONE, slow, ddp(4, 0.5, verdict="slower"))[0].startswith(
-        "nothing beats none on 1; nearest is ddp on 2: 0.60× (0.58–0.62), 30 % efficient;"
+    slower = ddp(4, 0.5, verdict="slower")
+    assert answers(NONE, slow, slower)[0].startswith(
+        "nothing beats none on 1; ddp on 2: 0.60× (0.58–0.62), 30 % efficient;"
     )
+    # A strategy on a single device says nothing of scaling.
+    assert answers(NONE, slow, ddp(1, 1.01))[0].startswith("ddp on 2: slower than none on 1: 0.60×")
 
 
 def test_a_baseline_that_is_not_one_device_is_named() -> None:
@@ -115,7 +118,7 @@ def test_more_than_ideal_is_not_praised() -> None:
     [
         ({"waterfall": losing(WAITING), "straggler": "rank 1, in data"},
          "; loses most to waiting for the slowest rank (rank 1, in data)"),
-        ({"waterfall": losing("data", residual=0.005)}, "; most of the loss is not explained"),
+        ({"waterfall": losing("data", residual=0.005)}, "; the largest part of the loss is not explained"),
         ({"waterfall": losing("data", 0.001)}, "85 % efficient"),
         ({"waterfall": losing("data", -0.1)}, "85 % efficient"),
         ({"waterfall": None}, "85 % efficient"),
