@@ -53,8 +53,8 @@ def write(content: Content, folder: Path, *, boards: bool = True) -> Report:
         "sweep.json": lambda: write_whole(folder / "sweep.json", _json(content)),
         "summary.csv": lambda: write_whole(folder / "summary.csv", _csv(content.cells)),
         "report.md": lambda: write_whole(folder / "report.md", markdown(content)),
+        "report.html": lambda: write_whole(folder / "report.html", html_page(content)),
     }
-    parts["report.html"] = lambda: write_whole(folder / "report.html", html_page(content))
     if boards:
         parts["scaling"] = lambda: _write_boards(folder / "scaling", boarded(content.cells))
     problems = []
