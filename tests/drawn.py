@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from dpexp.report.findings import BREAKDOWN_PARTS, Breakdown, MemoryPoint
+from dpexp.report.findings import BREAKDOWN_PARTS, Breakdown, Failure, MemoryPoint
 from dpexp.report.scaling import Cell
 from dpexp.report.waterfall import PARTS, Waterfall
 
@@ -68,3 +69,10 @@ def make_point(
     folder = f"0_{parallel}_n{num_devices}"
     out = peak_gib is None
     return MemoryPoint(folder, parallel, num_devices, setting, rows, peak, "process", out)
+
+
+def make_failure(folder: str = "3_ddp_n4", **changes: Any) -> Failure:
+    why, trace = "out of memory", "Traceback\n  in f\n"
+    return replace(
+        Failure(folder, "ddp-n4", "failed", "oom", 1, "forward", 3, why, trace), **changes
+    )

@@ -3,88 +3,24 @@
 from __future__ import annotations
 
 import re
-import time
-from dataclasses import dataclass, field, replace
-from html.parser import HTMLParser
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from builders import make_content
-from drawn import interval_of, make_breakdown, make_cell, make_point, make_waterfall
+from drawn import interval_of, make_breakdown, make_cell, make_failure, make_point, make_waterfall
+from htmltree import Element, Tree, in_section
 
 from dpexp.report import pictures
 from dpexp.report.content import Content
-from dpexp.report.findings import Failure, ShapeRow
-from dpexp.report.page import MOST_ROWS, html_page
+from dpexp.report.findings import ShapeRow
+from dpexp.report.page import html_page
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
 HOSTILE = "<script>alert(1)</script>\"' onload=x $a^{b$ &amp; \x00\u202e\nhttps://example.org/x"
-
-
-@dataclass
-class Element:
-    tag: str
-    attributes: dict[str, str | None]
-    parent: Element | None = None
-    nodes: list[Element | str] = field(default_factory=list)  # elements and texts, in order
-
-    @property
-    def children(self) -> list[Element]:
-        return [node for node in self.nodes if isinstance(node, Element)]
-
-    def all(self, tag: str) -> list[Element]:
-        found = [each for child in self.children for each in child.all(tag)]
-        return [*([self] if tag in (self.tag, "*") else []), *found]
-
-    def text(self) -> str:
-        return "".join(node if isinstance(node, str) else node.text() for node in self.nodes)
-
-
-class Tree(HTMLParser):
-    """Builds elements, and insists that each is closed where it was opened."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.root = self.here = Element("", {})
-        self.feed(text)
-        self.close()
-        assert self.here is self.root
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        made = Element(tag, dict(attrs), self.here)
-        assert len(made.attributes) == len(attrs), f"an attribute twice in {tag}"
-        self.here.nodes.append(made)
-        if tag not in VOID:
-            self.here = made
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.here.tag == tag, f"</{tag}> closes <{self.here.tag}>"
-        assert self.here.parent is not None
-        self.here = self.here.parent
-
-    def handle_data(self, data: str) -> None:
-        self.here.nodes.append(data)
 
 
 def parsed(content: Content) -> Element:
     return Tree(html_page(content)).root
-
-
-def in_section(root: Element, name: str) -> Element:
-    (section,) = [each for each in root.all("section") if each.attributes["id"] == name]
-    return section
-
-
-def make_failure(folder: str = "3_ddp_n4", **changes: Any) -> Failure:
-    why, trace = "out of memory", "Traceback\n  in f\n"
-    return replace(
-        Failure(folder, "ddp-n4", "failed", "oom", 1, "forward", 3, why, trace), **changes
-    )
 
 
 FULL = make_content(
@@ -293,64 +229,3 @@ def test_an_empty_report_says_that_there_is_nothing() -> None:
     ):
         assert text in in_section(root, name).text()
     assert root.all("figure") == []
-
-
-def large(settings: int, strategies: int = 5) -> Content:
-    """A content of `settings` times 20 cells."""
-    cells = [
-        make_cell(
-            f"s{strategy}",
-            count,
-            1.0 + count / 4,
-            folder=f"{setting}_{strategy}_n{count}",
-            setting=f"batch_size={8 * (setting + 1)}",
-            waterfall=make_waterfall(5, data=2),
-            **interval_of(1 + count / 4, count),
-        )
-        for setting in range(settings)
-        for strategy in range(strategies)
-        for count in (1, 2, 4, 8)
-    ]
-    return make_content(
-        cells,
-        breakdowns=tuple(make_breakdown(cell.folder, data=1, forward=2) for cell in cells),
-        memory=tuple(
-            replace(
-                make_point(c.parallel, c.num_devices or 1, 8, setting=c.setting), folder=c.folder
-            )
-            for c in cells
-        ),
-        shapes=tuple(
-            ShapeRow(cell.folder, "x", f"m{n}", 0, "[1]", "[1]", 1)
-            for cell in cells
-            for n in range(9)
-        ),
-        failures=tuple(make_failure(cell.folder, traceback="x" * 50_000) for cell in cells),
-        notes=tuple((cell.folder, "a note " * 20) for cell in cells),
-    )
-
-
-def test_the_page_of_100_cells_is_below_2_mb_and_shows_each() -> None:
-    content = large(5)
-    text = html_page(content)
-    assert len(content.cells) == 100
-    assert len(text.encode()) < 2_000_000
-    rows = in_section(Tree(text).root, "scaling").all("tbody")[0].all("tr")
-    assert len(rows) == 100
-
-
-def test_the_page_of_1000_cells_is_no_larger_and_counts_what_it_leaves_out() -> None:
-    content = large(50)
-    start_s = time.process_time()
-    text = html_page(content)
-    assert time.process_time() - start_s < 5  # about one, of which most for the figures
-    assert len(text.encode()) < 2_000_000
-    root = Tree(text).root
-    scaling = in_section(root, "scaling")
-    assert len(scaling.all("tbody")[0].all("tr")) == MOST_ROWS
-    assert "800 more rows are not shown; summary.csv has them all." in scaling.text()
-    assert "Figures show the 3 of 50 settings that scale best" in scaling.text()
-    assert "The figure shows 24 of 1000 cells" in in_section(root, "time").text()
-    failures = in_section(root, "failures").text()
-    assert "950 more are not shown" in failures
-    assert "44,000 characters left out; run.json has them" in failures
