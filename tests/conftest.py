@@ -20,11 +20,35 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 
 
-def _children() -> list[psutil.Process]:
-    """Child processes, without the fork server and multiprocessing's resource tracker."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pictures", metavar="FOLDER", help="save what tests/browser sees as PNG files there"
+    )
+
+
+def _own() -> list[psutil.Process]:
+    """Processes that this one has started, without the fork server."""
+    return [child for child in psutil.Process().children() if child.pid != server.server_pid()]
+
+
+def _tree(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _children(wider: list[psutil.Process]) -> list[psutil.Process]:
+    """Child processes, without the fork server, multiprocessing's resource tracker and `wider`.
+
+    Args:
+        wider: what fixtures of a module have started, a browser say; it may start more.
+    """
     found = []
-    for child in psutil.Process().children(recursive=True):
-        if child.pid == server.server_pid():
+    children = psutil.Process().children(recursive=True)
+    lent = {child for root in wider for child in _tree(root)}
+    for child in children:
+        if child.pid == server.server_pid() or child in lent:
             continue
         try:
             command = " ".join(child.cmdline())
@@ -53,11 +77,12 @@ def nothing_left_behind() -> Iterator[None]:
     environment = dict(os.environ)
     folder = Path.cwd()
     threads = _threads()
+    wider = _own()
     yield
     deadline = time.monotonic() + 5
-    while _children() and time.monotonic() < deadline:
+    while _children(wider) and time.monotonic() < deadline:
         time.sleep(0.05)
-    left = [child.cmdline() for child in _children()]
+    left = [child.cmdline() for child in _children(wider)]
     assert not left, f"processes left behind: {left}"
     changed = {
         name: (environment.get(name), os.environ.get(name))

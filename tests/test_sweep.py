@@ -96,8 +96,8 @@ def test_a_sweep_with_skipped_cells_ends_with_0(typed: tuple[Any, Path]) -> None
 
 def test_a_sweeps_folder_has_the_files_of_the_contract(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
-    files = {"multirun.yaml", "sweep.json", "summary.csv", "report.md", "scaling"}
-    assert names == files | set(CELLS)
+    reports = {"report.md", "report.html", "scaling"}
+    assert names == {"multirun.yaml", "sweep.json", "summary.csv"} | reports | set(CELLS)
 
 
 def test_each_cell_that_ran_has_the_files_of_a_run(folder: Path) -> None:

@@ -19,6 +19,7 @@ from dpexp.records import SCHEMA
 from dpexp.report.cells import Run
 from dpexp.report.content import Content, content_of
 from dpexp.report.markdown import markdown
+from dpexp.report.page import html_page
 from dpexp.report.scaling import Cell
 from dpexp.report.selection import boarded
 from dpexp.report.waterfall import PARTS
@@ -45,19 +46,20 @@ def build(
 
 
 def write(content: Content, folder: Path, *, boards: bool = True) -> Report:
-    """Write ``sweep.json``, ``summary.csv``, ``report.md`` and the TensorBoard run ``scaling``.
+    """Write ``sweep.json``, ``summary.csv``, ``report.md``, ``report.html`` and the board.
 
     Each file is written whole or not at all. One that cannot be made does not keep the others from
     being written; the report says so.
 
     Args:
         folder: exists.
-        boards: whether there is to be a TensorBoard run.
+        boards: whether there is to be a TensorBoard run ``scaling``.
     """
     parts: dict[str, Callable[[], None]] = {
         "sweep.json": lambda: write_whole(folder / "sweep.json", _json(content)),
         "summary.csv": lambda: write_whole(folder / "summary.csv", _csv(content.cells)),
         "report.md": lambda: write_whole(folder / "report.md", markdown(content)),
+        "report.html": lambda: write_whole(folder / "report.html", html_page(content)),
     }
     if boards:
         parts["scaling"] = lambda: _write_boards(folder / "scaling", boarded(content.cells))
