@@ -117,7 +117,7 @@ def test_where_there_is_nothing_to_report_it_says_why_in_one_line(
     (tmp_path / "file").touch()
     for folder, why in {
         empty: "nothing to report: no run's result can be read here",
-        broken: "here; 0_none_n1: run.json cannot be read: JSONDecodeError",
+        broken: "is not whole, or no JSON",
         tmp_path / "file": "no folder",
         tmp_path / "gone": "there is no such folder",
     }.items():
