@@ -78,7 +78,7 @@ def run_cell(
                 "that search have different batches"
             )
             result = replace(result, batch_search=search, notes=[*result.notes, note])
-        result.write(folder / "run.json")
+        _record(result, folder)
     return result
 
 
@@ -156,7 +156,7 @@ def refused(
         scaling=config.scaling.value,
         error=ErrorRecord("config", type(error).__name__, str(error)),
     )
-    result.write(folder / "run.json")
+    _record(result, folder)
     return result
 
 
@@ -172,8 +172,19 @@ def unreadable(raw: dict[str, Any], error: ConfigError, folder: Path) -> RunResu
         parallel=strategy,
         error=ErrorRecord("config", type(error).__name__, str(error)),
     )
-    result.write(folder / "run.json")
+    _record(result, folder)
     return result
+
+
+def _record(result: RunResult, folder: Path) -> None:
+    """Write down how a run ended. Of one that ended well, its rank 0 has filled the event file."""
+    try:
+        if result.status != "ok":
+            from dpexp.events.ended import record_ended
+
+            record_ended(folder, result)
+    finally:
+        result.write(folder / "run.json")
 
 
 def claim_folder(folder: Path) -> None:
@@ -231,5 +242,5 @@ def _interrupts_recorded(folder: Path) -> Iterator[None]:
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
         result = replace(stop.result, notes=[*stop.result.notes, "see steps.rank*.csv"])
-        result.write(folder / "run.json")
+        _record(result, folder)
         raise InterruptedRunError(stop.signum, result) from None
