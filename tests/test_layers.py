@@ -154,6 +154,7 @@ LAYERS: dict[int, list[str]] = {
         "batch_search",
         "join",
         "repeating",
+        "serving",
         "compose",
         "cell",
         "console",
@@ -178,7 +179,7 @@ LAYERS: dict[int, list[str]] = {
         "report.tables",
         "report.waterfall",
     ],
-    6: ["api", "inspect", "__main__", ""],  # "" is the package itself, the face that users import
+    6: ["api", "board", "inspect", "__main__", ""],  # "" is the package itself, the face that users import
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 # What runs before torch is wanted: the data layers, and all that a refusal or --help needs.
@@ -191,6 +192,7 @@ WITHOUT_TORCH = [
     "cell",
     "sweep",
     "api",
+    "board",
     "inspect",
     "__main__",
     "",

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
@@ -121,9 +121,22 @@ def hparams_row(row: dict[str, Value], status: str, metrics: list[str]) -> list[
 
 
 def overrides_of(folder: Path) -> list[str]:
-    """What the user typed for the run in `folder`, as Hydra keeps it; [] where it keeps nothing."""
-    path = folder / ".hydra" / "overrides.yaml"
-    return [str(entry) for entry in OmegaConf.load(path)] if path.exists() else []
+    """What the user typed for the run in `folder`, as Hydra keeps it; [] where it keeps nothing.
+
+    In a sweep what varies comes first: TensorBoard's cells have room for a few words.
+    """
+    own = _read(folder / ".hydra" / "overrides.yaml") or []
+    sweep = _read(folder.parent / "multirun.yaml") or {}
+    same = _at(sweep, "hydra.overrides.task") or []
+    return sorted(map(str, own), key=lambda text: text in same)
+
+
+def _read(path: Path) -> Any:
+    """A YAML file, None if there is none. A sweep's is long, and the parser in C is quick."""
+    if not path.exists():
+        return None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
 
 
 def _experiment(row: dict[str, Value], metrics: list[str]) -> api_pb2.Experiment:

@@ -24,23 +24,29 @@ from dpexp.records import DP_PARTS, PHASES
 
 def run_layout() -> Summary:
     """Where a run's steps go, and its throughput. The same for every run."""
-    phases = "|".join(PHASES)
+    waits = [
+        _lines("exposed communication (ms)", "time/comm_exposed_ms$"),
+        _lines("waiting for the slowest rank (ms)", "time/straggler_wait_ms$"),
+    ]
     return _summary(
         Category(
             title="Time of a step, over the steps",
             chart=[
-                _lines("phases of a step (ms)", f"time/({phases})_ms$"),
                 _lines("step (ms)", "time/step_ms$"),
-                _lines(
-                    "exposed communication and waiting for the slowest rank (ms)",
-                    "time/(comm_exposed|straggler_wait)_ms$",
-                ),
+                _lines("its phases (ms)", f"time/({'|'.join(PHASES)})_ms$"),
+                *waits,
                 _lines("dp: the parts of forward (ms)", f"time/({'|'.join(DP_PARTS)})_ms$"),
             ],
         ),
         Category(
             title="Throughput, over the steps",
             chart=[_lines("samples/s over all devices", "throughput/samples_per_s$")],
+        ),
+        # With several runs a chart of all phases has many lines. Loaded when it is opened.
+        Category(
+            title="Phase by phase, over the steps",
+            chart=[_lines(f"{phase} (ms)", f"time/{phase}_ms$") for phase in PHASES],
+            closed=True,
         ),
     )
 

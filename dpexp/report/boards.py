@@ -7,8 +7,11 @@ from pathlib import Path
 from dpexp.comparing import WITHIN
 from dpexp.events.file import PATTERN, EventFile
 from dpexp.events.layout import scaling_layout
-from dpexp.report.figures import png, scaling_figure
+from dpexp.report.figures import METRICS, curves_figure, png
 from dpexp.report.scaling import Cell
+
+# Settings whose curves are drawn under Images: each takes a quarter of a second.
+MOST_DRAWN = 12
 
 
 def write_boards(folder: Path, cells: list[Cell]) -> None:
@@ -23,11 +26,15 @@ def write_boards(folder: Path, cells: list[Cell]) -> None:
     for cell in cells:
         if cell.samples_per_s is not None:
             groups.setdefault(cell.setting, []).append(cell)
+    drawn = 0
     for setting, members in groups.items():
-        _write_board(folder / setting if len(groups) > 1 else folder, members)
+        # A single number of devices makes no curve.
+        draw = drawn < MOST_DRAWN and len({cell.num_devices for cell in members}) > 1
+        drawn += draw
+        _write_board(folder / setting if len(groups) > 1 else folder, members, draw)
 
 
-def _write_board(folder: Path, cells: list[Cell]) -> None:
+def _write_board(folder: Path, cells: list[Cell], draw: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = EventFile(folder)
     try:
@@ -35,7 +42,8 @@ def _write_board(folder: Path, cells: list[Cell]) -> None:
         for cell in sorted(cells, key=lambda cell: (cell.parallel, cell.num_devices or 0)):
             named = {f"scaling/{cell.parallel}/{k}": v for k, v in _figures(cell).items()}
             file.scalars(named, cell.num_devices or 0)
-        file.image("scaling", png(scaling_figure(cells)))
+        for metric in METRICS if draw else ():
+            file.image(f"scaling/{metric.field}", png(curves_figure(cells, metric)))
     finally:
         file.close()
 
