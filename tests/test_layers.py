@@ -179,7 +179,13 @@ LAYERS: dict[int, list[str]] = {
         "report.tables",
         "report.waterfall",
     ],
-    6: ["api", "board", "inspect", "__main__", ""],  # "" is the package itself, the face that users import
+    6: [
+        "api",
+        "board",
+        "inspect",
+        "__main__",
+        "",
+    ],  # "" is the package itself, the face that users import
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 # What runs before torch is wanted: the data layers, and all that a refusal or --help needs.

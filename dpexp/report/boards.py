@@ -36,40 +36,51 @@ def write_boards(folder: Path, cells: list[Cell]) -> None:
 
 def _write_board(folder: Path, cells: list[Cell], draw: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    ends = _ends(cells)
     file = EventFile(folder)
     try:
-        file.add(scaling_layout(_banded(cells)))
+        file.add(scaling_layout(_banded(cells, ends)))
         for cell in sorted(cells, key=lambda cell: (cell.parallel, cell.num_devices or 0)):
-            named = {f"scaling/{cell.parallel}/{k}": v for k, v in _figures(cell).items()}
-            file.scalars(named, cell.num_devices or 0)
+            figures = {
+                "samples_per_s": cell.samples_per_s,
+                "speedup": cell.speedup,
+                "efficiency": cell.efficiency,
+                **dict(
+                    zip(("speedup_low", "speedup_high"), ends.get(cell.folder, ()), strict=False)
+                ),
+            }
+            known = {
+                f"scaling/{cell.parallel}/{name}": value
+                for name, value in figures.items()
+                if value is not None
+            }
+            file.scalars(known, cell.num_devices or 0)
         for metric in METRICS if draw else ():
             file.image(f"scaling/{metric.field}", png(curves_figure(cells, metric)))
     finally:
         file.close()
 
 
-def _figures(cell: Cell) -> dict[str, float]:
-    figures = {
-        "samples_per_s": cell.samples_per_s,
-        "speedup": cell.speedup,
-        "efficiency": cell.efficiency,
-        **dict(zip(("speedup_low", "speedup_high"), _ends(cell), strict=True)),
+def _ends(cells: list[Cell]) -> dict[str, tuple[float, float]]:
+    """The ends of the speed-ups' intervals by folder, without those of steps within one run."""
+    known = {
+        cell.folder: (cell.speedup_low, cell.speedup_high)
+        for cell in cells
+        if cell.speedup_low is not None
+        and cell.speedup_high is not None
+        and cell.speedup_scope != WITHIN
     }
-    return {name: value for name, value in figures.items() if value is not None}
+    # A baseline's speed-up is 1 by definition. Its strategy's band begins there.
+    beside = {cell.parallel for cell in cells if cell.folder in known}
+    return known | {
+        cell.folder: (cell.speedup, cell.speedup)
+        for cell in cells
+        if cell.folder == cell.baseline and cell.parallel in beside and cell.speedup is not None
+    }
 
 
-def _ends(cell: Cell) -> tuple[float | None, float | None]:
-    """Of the speed-up's interval. That of a single run does not know how runs differ."""
-    if cell.speedup_scope == WITHIN:
-        return None, None
-    return cell.speedup_low, cell.speedup_high
-
-
-def _banded(cells: list[Cell]) -> list[str]:
+def _banded(cells: list[Cell], ends: dict[str, tuple[float, float]]) -> list[str]:
     """The strategies whose speed-ups all have an interval: TensorBoard draws no other bands."""
-    names = dict.fromkeys(cell.parallel for cell in cells)
-    points = {
-        name: [_ends(c) for c in cells if c.parallel == name and c.speedup is not None]
-        for name in names
-    }
-    return [name for name, ends in points.items() if ends and all(None not in e for e in ends)]
+    lacking = {c.parallel for c in cells if c.speedup is not None and c.folder not in ends}
+    names = dict.fromkeys(cell.parallel for cell in cells if cell.folder in ends)
+    return [name for name in names if name not in lacking]
