@@ -14,6 +14,7 @@ from tensorboard.data import server_ingester
 from dpexp.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+MOST_POINTS = 100_000  # of a curve; event files hold the first 1,000 steps and four a second
 END_S = 5  # for TensorBoard's data server to end
 
 
@@ -24,8 +25,8 @@ def serve(folder: Path, port: int | None) -> None:
         ConfigError: the port cannot be had.
     """
     options: dict[str, Any] = {
-        # The reader keeps 1,000 points of a curve and 10 pictures and texts of a tag; 0 = all.
-        "samples_per_plugin": {"scalars": 0, "images": 0, "text": 0},
+        # Else it draws 1,000 points of a curve. 0 would be "all" to its reader, "none" to a chart.
+        "samples_per_plugin": {"scalars": MOST_POINTS},
         # "auto" would take it too, and print a paragraph on that.
         "load_fast": "true" if _has_fast_reader() else "false",
     }

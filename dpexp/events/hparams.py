@@ -43,8 +43,6 @@ METRIC_NAMES = {
     "summary/samples_per_s": "samples/s",
     "summary/step_p50_ms": "median step (ms)",
     "summary/step_p95_ms": "95 % of steps within (ms)",
-    "memory/peak_mib": "peak memory (MiB)",
-    "loss/train": "last loss",
 }
 _STATUS = {"ok": api_pb2.STATUS_SUCCESS, "failed": api_pb2.STATUS_FAILURE}
 

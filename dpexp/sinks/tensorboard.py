@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import final
 
 from dpexp.events.file import EventFile
-from dpexp.events.hparams import (
-    METRIC_NAMES,
-    hparams_row,
-    hyperparameters,
-    overrides_of,
-    summary_scalars,
-)
+from dpexp.events.hparams import hparams_row, hyperparameters, overrides_of, summary_scalars
 from dpexp.events.layout import run_layout
 from dpexp.records import COMM_PARTS, DP_PARTS, PHASES, RunResult, ShapeRecord, StepRecord
 from dpexp.sinks.base import Sink
@@ -34,7 +28,6 @@ class TensorBoardSink(Sink):
         self._clock_s = 0.0
         self._written_s = 0.0
         self._last_step = -1
-        self._last: dict[str, float] = {}
         self._pending: StepRecord | None = None
 
     def write(self, records: Sequence[StepRecord]) -> None:
@@ -56,10 +49,8 @@ class TensorBoardSink(Sink):
             self._write_step(self._pending)
         summary = summary_scalars(result)
         self._file.scalars(summary, max(self._last_step, 0))
-        # Without a measured step there is no figure to compare runs by.
-        metrics = [*summary, *(tag for tag in self._last if tag in METRIC_NAMES)] if summary else []
         row = hyperparameters(result, overrides_of(self._folder))
-        for part in hparams_row(row, result.status, metrics):
+        for part in hparams_row(row, result.status, list(summary)):
             self._file.add(part)
         self.text("shapes", shapes_table(shapes))
         self._file.flush()
@@ -68,8 +59,7 @@ class TensorBoardSink(Sink):
         self._file.close()
 
     def _write_step(self, record: StepRecord) -> None:
-        self._last = step_scalars(record)
-        self._file.scalars(self._last, record.step)
+        self._file.scalars(step_scalars(record), record.step)
         self._last_step, self._written_s = record.step, self._clock_s
         self._pending = None
 
