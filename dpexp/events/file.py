@@ -82,8 +82,8 @@ class EventFile:
 
 def string_value(tag: str, content: bytes, metadata: SummaryMetadata) -> Summary.Value:
     """A value of a summary that is one string; its metadata tells the plugin it belongs to."""
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-    tensor = TensorProto(dtype=DT_STRING, string_val=[content], tensor_shape=shape)
+    # Without a dimension: TensorBoard shows a list of texts as a table, one of a single text too.
+    tensor = TensorProto(dtype=DT_STRING, string_val=[content], tensor_shape=TensorShapeProto())
     return Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
 

@@ -113,10 +113,11 @@ def test_hparams_has_a_row_per_cell_with_the_same_columns(
     page.goto(f"{link}#hparams")
     table = page.locator("tf-hparams-table-view")
     expect(table.get_by_text("8_ddp_n3", exact=True)).to_be_visible(timeout=WAIT_MS)
-    shown = {row[0]: row for row in rows_of(table)}
+    rows = {row[0]: row for row in rows_of(table)}
     columns = ["batch_size_global", "num_devices", "overrides", "parallel", "status"]
-    assert shown.pop("Trial ID")[1:] == [*columns, "samples/s", "median step (ms)"]
-    assert len(shown.pop("Show\nMetrics")) == 2
+    assert [text for text in rows["Trial ID"] if text in columns] == columns
+    assert "samples/s" in rows["Trial ID"]
+    shown = {name: row for name, row in rows.items() if re.fullmatch(r"\d+_\w+_n\d+", name)}
     assert set(shown) == OK | FAILED | SKIPPED
     for name, row in shown.items():
         state = "ok" if name in OK else "failed" if name in FAILED else "skipped"
