@@ -14,6 +14,8 @@ from tensorboard.data import server_ingester
 from dpexp.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+# The tab that opens, and no smoothing in it nor in Time Series: a smoothed speed-up is a wrong one.
+VIEW = "?smoothing=0#custom_scalars&_smoothingWeight=0"
 MOST_POINTS = 100_000  # of a curve; event files hold the first 1,000 steps and four a second
 END_S = 5  # for TensorBoard's data server to end
 
@@ -33,7 +35,7 @@ def serve(folder: Path, port: int | None) -> None:
     if port is not None:
         options["port"] = _checked(port)
     board = program.TensorBoard(server_class=_listening)
-    board.configure(["", "--logdir", str(folder.absolute()), "--host", LOOPBACK], **options)
+    board.configure(["", "--logdir", str(folder), "--host", LOOPBACK], **options)
     # Until now Ctrl-C ended this process at once; TensorBoard's server ends by it too, and cleanly.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -86,4 +88,4 @@ class _Server(program.WerkzeugServer):  # type: ignore[misc]
     """TensorBoard's server, which tells its link in our words when it listens."""
 
     def print_serving_message(self) -> None:
-        print(f"TensorBoard: {self.get_url()} (Ctrl-C ends it)", flush=True)
+        print(f"TensorBoard: {self.get_url()}{VIEW} (Ctrl-C ends it)", flush=True)

@@ -30,17 +30,14 @@ def run_layout() -> Summary:
     ]
     return _summary(
         Category(
-            title="Time of a step, over the steps",
+            title="Time and throughput, over the steps",
             chart=[
                 _lines("step (ms)", "time/step_ms$"),
                 _lines("its phases (ms)", f"time/({'|'.join(PHASES)})_ms$"),
                 *waits,
                 _lines("dp: the parts of forward (ms)", f"time/({'|'.join(DP_PARTS)})_ms$"),
+                _lines("samples/s over all devices", "throughput/samples_per_s$"),
             ],
-        ),
-        Category(
-            title="Throughput, over the steps",
-            chart=[_lines("samples/s over all devices", "throughput/samples_per_s$")],
         ),
         # With several runs a chart of all phases has many lines. Loaded when it is opened.
         Category(
