@@ -89,7 +89,7 @@ def test_time_series_shows_a_curve_per_run_under_the_name_of_its_cell(
 def test_custom_scalars_shows_times_and_the_curves_over_devices(
     page: Page, link: str, picture: Picture
 ) -> None:
-    page.set_viewport_size({"width": 1440, "height": 1130})
+    page.set_viewport_size({"width": 1520, "height": 1200})
     page.goto(link)
     charts = page.locator("tf-custom-scalar-multi-line-chart-card")
     lines = {
@@ -107,6 +107,8 @@ def test_custom_scalars_shows_times_and_the_curves_over_devices(
         expect(chart).to_contain_text(f"Matches ({count})", timeout=WAIT_MS)
     expect(charts.filter(has_text="samples/s over all devices")).to_have_count(2)
     expect(page.get_by_text("Scaling, over the number of devices")).to_be_visible()
+    page.get_by_text("Ignore outliers in chart scaling").click()
+    page.get_by_text("Time and throughput, over the steps").scroll_into_view_if_needed()
     expect(page.locator("tf-custom-scalar-dashboard tf-smoothing-input input")).to_have_value("0")
     picture("tensorboard-custom-scalars", page)
 
