@@ -42,7 +42,7 @@ demo: sound $(DEMO)
 	    batch_size=240 epochs=8 warmup_steps=8 \
 	    parallel=none,dp,ddp num_devices=1,2,3 hydra.sweep.dir="$$folder" && \
 	echo && echo "Next, type this and open the address that it prints:" && \
-	echo && echo "    $(BIN)/tensorboard --logdir $$folder" && echo
+	echo && echo "    $(BIN)/python -m dpexp.board $$folder" && echo
 
 test: sound $(TEST)
 	$(BIN)/ruff check .

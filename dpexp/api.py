@@ -105,6 +105,11 @@ def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
     where = compose.fresh_folder(compose.RUNS) if folder is None else folder
     where.mkdir(parents=True, exist_ok=True)
     claim_folder(where)
+    # Before the run, as Hydra does it: the event file names what was typed.
+    record = where / ".hydra"
+    record.mkdir(exist_ok=True)
+    OmegaConf.save(composed, record / "config.yaml")
+    OmegaConf.save(OmegaConf.create(overrides), record / "overrides.yaml")
     try:
         result = _result(composed, where, in_sweep)
     except ConfigError:
@@ -119,10 +124,6 @@ def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
             "dpexp.run starts its own processes",
             fix="python -m dpexp under torchrun",
         )
-    record = where / ".hydra"
-    record.mkdir(exist_ok=True)
-    OmegaConf.save(composed, record / "config.yaml")
-    OmegaConf.save(OmegaConf.create(overrides), record / "overrides.yaml")
     return Run(result, where)
 
 

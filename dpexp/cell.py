@@ -16,7 +16,7 @@ from dpexp.config import to_plain
 from dpexp.console import leave_quietly
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
-from dpexp.publishing import record
+from dpexp.recording import record, write_result
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 
@@ -159,7 +159,7 @@ def refused(
         scaling=config.scaling.value,
         error=ErrorRecord("config", type(error).__name__, str(error)),
     )
-    result.write(folder / "run.json")
+    write_result(result, folder)
     return result
 
 
@@ -175,7 +175,7 @@ def unreadable(raw: dict[str, Any], error: ConfigError, folder: Path) -> RunResu
         parallel=strategy,
         error=ErrorRecord("config", type(error).__name__, str(error)),
     )
-    result.write(folder / "run.json")
+    write_result(result, folder)
     return result
 
 

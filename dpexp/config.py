@@ -224,3 +224,11 @@ def _example(expected: Any) -> str:
 
 # These three are judged by check.check, which can say more than "wrong type".
 _TYPES = {**typing.get_type_hints(Config), "device": Any, "num_devices": Any, "batch_size": Any}
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, by dotted key. Lists are values; an empty dict has no keys."""
+    if not isinstance(node, dict):
+        return {prefix[:-1]: node}
+    pairs = [flat(value, f"{prefix}{key}.") for key, value in node.items()]
+    return {key: value for each in pairs for key, value in each.items()}

@@ -1,4 +1,4 @@
-"""Writes a run's result, then has the sinks of its config written, by :mod:`dpexp.publish`."""
+"""Has the sinks of a finished run written, by :mod:`dpexp.publish`."""
 
 from __future__ import annotations
 
@@ -7,39 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from dpexp import env
 from dpexp.logs import LOG_NAME
-from dpexp.records import RunResult
 
 LIMIT_S = 300  # for all sinks of a run
 
 
-def record(result: RunResult, folder: Path, user_dir: Path) -> RunResult:
-    """Write ``run.json`` and have the run published.
+def publish(folder: Path, user_dir: Path, names: list[str]) -> list[str]:
+    """Hand a finished run to its sinks.
 
     Args:
         user_dir: where the user started: her modules and relative paths are found there.
 
     Returns:
-        The result as it is on disk: with a note for each sink that did not get the run. What was
-        measured is in the folder all the same, so it is no failure of the run.
+        One note per sink that did not get the run.
     """
-    result.write(folder / "run.json")
-    sinks = result.config.get("sinks")
-    if not sinks:
-        return result
-    notes = _publish(folder, user_dir, list(sinks))
-    if notes:
-        result = replace(result, notes=[*result.notes, *notes])
-        result.write(folder / "run.json")
-    return result
-
-
-def _publish(folder: Path, user_dir: Path, names: list[str]) -> list[str]:
-    """One note per sink that did not get the run."""
     ended = subprocess.run(
         [sys.executable, "-m", "dpexp.publish", str(folder)],
         cwd=user_dir,

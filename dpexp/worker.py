@@ -24,6 +24,7 @@ from dpexp.compute import compute_of, peak_of
 from dpexp.config import to_plain
 from dpexp.device import forget_peaks, peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
+from dpexp.events.file import code_block
 from dpexp.feed import end_notes
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.metrics import Scoring
@@ -45,7 +46,6 @@ from dpexp.sinks import (
     write_shapes,
     write_timeline,
 )
-from dpexp.sinks.tensorboard import code_block
 from dpexp.timing import make_clock
 from dpexp.tracing import take_trace
 from dpexp.tutorial import TutorialPrinter

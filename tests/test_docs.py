@@ -36,8 +36,8 @@ NOT_RUN = {
     "make demo": "makes an environment of its own and installs torch into it",
     "make test": "would run this test again",
     "python3 -m venv .venv": "makes an environment of its own and installs torch into it",
-    "tensorboard --logdir outputs": "a server: it runs until it is stopped",
     "pip install -e '.[mlflow,wandb]'": "installs trackers; tests/extras/test_trackers.py has them",
+    "python -m dpexp.board": "a server: it runs until it is stopped",
 }
 # Commands that are shown because they are refused, with their exit status.
 REFUSED = {'python -m dpexp device="cuda: 0"': 1}

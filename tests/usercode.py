@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from dpexp import ConfigError
 from dpexp.datasets import Rows
+from dpexp.models import cnn
 
 
 def own_rank() -> int:
@@ -54,6 +55,14 @@ class Failing(nn.Module):
             torch.empty(10**15)
         if self.how == "sleep":
             time.sleep(60)
+
+
+class FailingCnn(Failing):
+    """The built-in network for digits, with the same ways to fail."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.layer = cnn(in_channels=1, channels=[16, 32], classes=10)
 
 
 class Raising(nn.Module):

@@ -9,13 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-from dpexp.comparing import WITHIN
 from dpexp.files import write_whole
 from dpexp.records import SCHEMA
+from dpexp.report.boards import write_boards
 from dpexp.report.cells import Run
 from dpexp.report.content import Content, content_of
 from dpexp.report.markdown import markdown
@@ -62,7 +58,7 @@ def write(content: Content, folder: Path, *, boards: bool = True) -> Report:
         "report.html": lambda: write_whole(folder / "report.html", html_page(content)),
     }
     if boards:
-        parts["scaling"] = lambda: _write_boards(folder / "scaling", boarded(content.cells))
+        parts["scaling"] = lambda: write_boards(folder / "scaling", boarded(content.cells))
     problems = []
     for name, make in parts.items():
         try:
@@ -104,41 +100,6 @@ def _csv(cells: Sequence[Cell]) -> str:
         lost = [None] * len(PARTS) if cell.waterfall is None else cell.waterfall.parts_s.values()
         writer.writerow([*(row[n] for n in first), *lost, *(row[n] for n in later)])
     return text.getvalue()
-
-
-def _write_boards(folder: Path, cells: list[Cell]) -> None:
-    """TensorBoard runs whose x axis is the number of devices.
-
-    One run; a sweep that also varies other keys gets one below it for each of their settings,
-    since a curve over devices means something only where the rest is equal.
-    """
-    for old in folder.glob("**/events.out.tfevents.*"):
-        old.unlink()  # two files in one run would be read as one zigzag
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.samples_per_s is not None:
-            groups.setdefault(cell.setting, []).append(cell)
-    for setting, members in groups.items():
-        _write_board(folder / setting if len(groups) > 1 else folder, members)
-
-
-def _write_board(folder: Path, cells: list[Cell]) -> None:
-    writer = EventFileWriter(str(folder))
-    for cell in sorted(cells, key=lambda cell: (cell.parallel, cell.num_devices or 0)):
-        figures = {
-            "samples_per_s": cell.samples_per_s,
-            "speedup": cell.speedup,
-            "efficiency": cell.efficiency,
-        }
-        if cell.speedup_scope != WITHIN:  # that of a single run does not know how runs differ
-            figures |= {"speedup_low": cell.speedup_low, "speedup_high": cell.speedup_high}
-        values = [
-            Summary.Value(tag=f"scaling/{cell.parallel}/{name}", simple_value=value)
-            for name, value in figures.items()
-            if value is not None
-        ]
-        writer.add_event(Event(step=cell.num_devices or 0, summary=Summary(value=values)))
-    writer.close()
 
 
 @dataclass(frozen=True)

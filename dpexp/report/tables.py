@@ -191,11 +191,12 @@ def pointers(what: str, path: Path, board: Path | None) -> list[str]:
     """Where to look next: a path and a command that can be pasted from this folder."""
     if board is None:
         return [f"{what}: {_near(path)}"]
-    beside = Path(sys.executable).parent / "tensorboard"
-    command = "tensorboard" if shutil.which("tensorboard") else shlex.quote(str(_near(beside)))
+    found = shutil.which("python")
+    same = found is not None and Path(found).parent == Path(sys.executable).parent
+    python = "python" if same else shlex.quote(str(_near(Path(sys.executable))))
     return [
         f"{what}: {_near(path)}",
-        f"look:   {command} --logdir {shlex.quote(str(_near(board)))}",
+        f"look:   {python} -m dpexp.board {shlex.quote(str(_near(board)))}",
     ]
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
+from dpexp.config import flat
+from dpexp.events.hparams import hyperparameters, overrides_of
 from dpexp.records import StepRecord
 from dpexp.sinks.base import FinishedRun
 from dpexp.sinks.tensorboard import ALL_STEPS, THIN_S
@@ -40,6 +43,14 @@ class Thinned:
         """The last step, if it was thinned out."""
         if self._left is not None:
             yield self._left
+
+
+def parameters(run: FinishedRun) -> dict[str, bool | float | str]:
+    """The whole config by dotted key, and the columns of TensorBoard's HParams."""
+    known: dict[str, bool | float | str] = {}
+    for key, value in flat(run.result.config).items():
+        known[key] = value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+    return {**known, **hyperparameters(run.result, overrides_of(run.folder))}
 
 
 def tags(run: FinishedRun) -> dict[str, str]:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, final
 from urllib.parse import unquote, urlsplit
 
+from dpexp.events.hparams import summary_scalars
 from dpexp.extras import load
 from dpexp.records import StepRecord
 from dpexp.sinks.base import FinishedRun, Sink
-from dpexp.sinks.facts import Thinned, artifacts, tags
-from dpexp.sinks.tensorboard import hyperparameters, step_scalars, summary_scalars
+from dpexp.sinks.facts import Thinned, artifacts, parameters, tags
+from dpexp.sinks.tensorboard import step_scalars
 
 # MLflow's own limits: of a batch, and of what a store keeps of a value.
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 1000, 100
@@ -104,7 +105,7 @@ class MlflowSink(Sink):
         return [run.info.run_id for run in runs]
 
     def _params(self) -> None:
-        flat = hyperparameters(self._run.result)
+        flat = parameters(self._run)
         params = [
             self._mlflow.entities.Param(_name(key), str(value)[:PARAM_CHARACTERS])
             for key, value in flat.items()

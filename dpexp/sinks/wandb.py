@@ -6,11 +6,12 @@ import shutil
 from collections.abc import Sequence
 from typing import final
 
+from dpexp.events.hparams import summary_scalars
 from dpexp.extras import load
 from dpexp.records import StepRecord
 from dpexp.sinks.base import FinishedRun, Sink
-from dpexp.sinks.facts import Thinned, artifacts, tags
-from dpexp.sinks.tensorboard import hyperparameters, step_scalars, summary_scalars
+from dpexp.sinks.facts import Thinned, artifacts, parameters, tags
+from dpexp.sinks.tensorboard import step_scalars
 
 
 @final
@@ -53,7 +54,7 @@ class WandbSink(Sink):
             group=None if run.sweep is None else run.sweep.name,
             job_type=run.result.parallel,
             tags=labels,
-            config={**hyperparameters(run.result), **_prefixed(known)},
+            config={**parameters(run), **_prefixed(known)},
             settings=settings,
             reinit="create_new",
         )

@@ -55,7 +55,7 @@ def scaling_run(folder: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator.Reload()
     found = accumulator.Tags()
     read = {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in found["scalars"]}
-    for tag in found["tensors"]:
+    for tag in set(found["tensors"]) - {"custom_scalars__config__"}:
         events = accumulator.Tensors(tag)
         read[tag] = [(event.step, event.tensor_proto.float_val[0]) for event in events]
     return read

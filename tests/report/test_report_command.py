@@ -158,7 +158,7 @@ def test_a_report_that_cannot_be_written_at_all_is_shown_and_says_so(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(building, "write_whole", full)
-    monkeypatch.setattr(building, "_write_boards", lambda folder, cells: full(folder, ""))
+    monkeypatch.setattr(building, "write_boards", lambda folder, cells: full(folder, ""))
     assert main([str(sweep)]) == 1
     said = capsys.readouterr()
     assert said.out.startswith("ddp on 2")

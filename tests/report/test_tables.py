@@ -204,7 +204,7 @@ def test_a_run_says_what_it_measured_and_where_it_is() -> None:
     assert "dp-n2 on cpu, emulated: 3 measured steps after 1 of warm-up" in shown
     assert "batch 30 rows, 15 per device; 1,234 samples/s over all devices" in shown
     assert "100 samples seen; peak memory 200 MiB per process; loss 2 to 0.5" in shown
-    assert "tensorboard --logdir outputs/x" in shown
+    assert " -m dpexp.board outputs/x" in shown
 
 
 def test_a_run_without_measured_steps_shows_dashes() -> None:
