@@ -116,7 +116,7 @@ class _Search:
                 "batch_size",
                 "auto",
                 f"not even {least} rows fit: {low.reason}",
-                fix="a smaller model, or a larger batch_search.process_memory_mib",
+                fix="a smaller model, or a larger process_memory_mib",
             )
         best, too_large = least, None
         while self.failure is None:
@@ -171,13 +171,13 @@ class _Search:
         plan = _planned(short, self._facts, size, self._in_sweep)
         with tempfile.TemporaryDirectory(prefix="dpexp-try-") as name:
             folder = Path(name)
-            job = RankJob(plan, {"variables": env.recorded()}, folder, self._limit)
+            job = RankJob(plan, {"variables": env.recorded()}, folder)
             result = launch(job, self._user_dir)
             seen = _most_rows(folder / "steps.rank0.csv")
         if result.status == "ok":
             peak = max((result.memory or {}).get("peak_bytes", [0]))
             fits = self._limit is None or peak <= self._limit
-            reason = None if fits else "its peak is above batch_search.process_memory_mib"
+            reason = None if fits else "its peak is above process_memory_mib"
             return Try(size, fits, peak, reason, seen if seen < plan.batch_rows else None)
         error = result.error
         if error is not None and (error.kind == "oom" or error.type == "SIGKILL"):
@@ -207,15 +207,15 @@ def _least(config: Config, plan: RunPlan) -> int:
 
 
 def _limit_bytes(config: Config, plan: RunPlan) -> int | None:
-    limit = config.batch_search.process_memory_mib
-    if plan.device_type == "cuda":
-        return None
+    limit = config.process_memory_mib
     if limit is None:
+        if plan.device_type == "cuda":
+            return None
         raise ConfigError(
             "batch_size",
             "auto",
             f"on {plan.device_type} the memory that a process may use must be given",
-            fix="batch_search.process_memory_mib=2000",
+            fix="process_memory_mib=2000",
         )
     return int(limit * 2**20)
 
