@@ -28,6 +28,8 @@ from dpexp.worker import RankJob
 STEPS = 3
 # The answer is exact to this part of itself, and to one row per device.
 RESOLUTION = 64
+# The run that follows is longer than a try, and ends when it comes to use more than the limit.
+SPARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,6 @@ class _Search:
             save_weights=False,
             shapes=replace(self._config.shapes, print=False, depth=0),
             until=replace(self._config.until, ci=None),
-            check=replace(self._config.check, parity=False),
             measure=replace(self._config.measure, calibration_pairs=0, flops=False),
             trace=False,
             inject=replace(self._config.inject, die_rank=None, hang_rank=None),
@@ -176,8 +177,8 @@ class _Search:
             seen = _most_rows(folder / "steps.rank0.csv")
         if result.status == "ok":
             peak = max((result.memory or {}).get("peak_bytes", [0]))
-            fits = self._limit is None or peak <= self._limit
-            reason = None if fits else "its peak is above process_memory_mib"
+            fits = self._limit is None or peak <= self._limit * SPARE
+            reason = None if fits else f"its peak is above {SPARE:.0%} of process_memory_mib"
             return Try(size, fits, peak, reason, seen if seen < plan.batch_rows else None)
         error = result.error
         if error is not None and (error.kind == "oom" or error.type == "SIGKILL"):
