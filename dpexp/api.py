@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpexp import compose
 from dpexp.cell import (
     InterruptedRunError,
+    UnwrittenResultError,
     claim_folder,
     claim_sweep_folder,
     run_cell,
@@ -26,6 +27,7 @@ from dpexp.repeating import combinations
 from dpexp.repeats import with_repeats
 from dpexp.report.build import build
 from dpexp.report.scaling import Cell
+from dpexp.stopping import Stop, StopAtOnceError, listening
 
 
 @final
@@ -64,9 +66,12 @@ def run(overrides: Sequence[str] = (), folder: str | Path | None = None) -> Run:
 
     Raises:
         dpexp.ConfigError: the config is refused. A failure in the run is a result.
+        KeyboardInterrupt: Ctrl-C; what there is of the run is in its folder.
+        OSError: the run's folder cannot be written.
     """
     where = None if folder is None else Path(folder).absolute()
-    return _run(list(overrides), where, in_sweep=False)
+    with listening():
+        return _run(list(overrides), where, in_sweep=False)
 
 
 def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
@@ -78,6 +83,9 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
 
     Raises:
         dpexp.ConfigError: an override cannot be composed. What a cell does is a result.
+        KeyboardInterrupt: Ctrl-C; the report of what there is is written. After a second one it
+            may not be.
+        OSError: the sweep's folder cannot be written.
     """
     cells = _combinations(overrides)
     # What cannot be composed is told before the first cell runs.
@@ -87,14 +95,24 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     where.mkdir(parents=True, exist_ok=True)
     record = OmegaConf.create({"hydra": {"overrides": {"task": list(overrides)}}})
     OmegaConf.save(record, where / "multirun.yaml")
-    runs = []
-    try:
-        for number, job in enumerate(jobs):
-            node = compose.composed(job)
-            name = compose.cell_name(node.parallel.strategy, node.num_devices, node.device)
-            runs.append(_run(job, where / f"{number}_{name}", in_sweep=True))
-    finally:  # also after Ctrl-C: nothing that is finished is lost
-        rows = build(where, list(overrides))
+    with listening():
+        runs, unwritten = [], {}
+        try:
+            for number, job in enumerate(jobs):
+                node = compose.composed(job)
+                name = compose.cell_name(node.parallel.strategy, node.num_devices, node.device)
+                cell = where / f"{number}_{name}"
+                try:
+                    runs.append(_run(job, cell, in_sweep=True))
+                except UnwrittenResultError as error:
+                    runs.append(Run(error.result, cell))
+                    unwritten[cell.name] = error.result.to_dict()
+        except StopAtOnceError:
+            raise
+        except BaseException:  # after Ctrl-C too: nothing that is finished is lost
+            build(where, list(overrides), unwritten)
+            raise
+        rows = build(where, list(overrides), unwritten)
     return Sweep(tuple(runs), tuple(rows), where)
 
 
@@ -111,7 +129,7 @@ def _run(overrides: list[str], folder: Path | None, *, in_sweep: bool) -> Run:
         compose.discard(where)
         raise
     except InterruptedRunError as stop:
-        raise KeyboardInterrupt(str(stop)) from stop
+        raise Stop(stop.signum) from stop
     if result is None:
         raise ConfigError(
             "torchrun",

@@ -18,6 +18,7 @@ from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
+from dpexp.stopping import STOP_SIGNALS, listen
 
 
 class InterruptedRunError(Exception):
@@ -26,7 +27,26 @@ class InterruptedRunError(Exception):
     def __init__(self, signum: int, result: RunResult) -> None:
         self.signum = signum
         self.result = result
-        super().__init__(f"stopped by signal {signum}")
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+
+
+class UnwrittenResultError(OSError):
+    """A run has come to its end, and its ``run.json`` cannot be written.
+
+    Args:
+        measured: the result as it was.
+        path: of the file.
+        cause: what the system said.
+    """
+
+    def __init__(self, measured: RunResult, path: Path, cause: OSError) -> None:
+        reason = (cause.strerror or str(cause)).lower()
+        super().__init__(cause.errno, reason, str(path))
+        self.measured = measured
+        told = f"the result cannot be written to {path}: {reason}"
+        # What a sweep goes on with: without a file there is no result to rely on.
+        error = measured.error or ErrorRecord("crash", "OSError", told, phase="finish")
+        self.result = replace(measured, status="failed", error=error, throughput=None)
 
 
 def run_cell(
@@ -44,7 +64,8 @@ def run_cell(
 
     Raises:
         ConfigError: the config is refused (not in a sweep).
-        InterruptedRunError: SIGINT or SIGTERM came.
+        InterruptedRunError: SIGINT, SIGTERM or SIGHUP came.
+        UnwrittenResultError: the disk is full, or the folder is read-only.
     """
     environment: dict[str, Any] = {"variables": env.recorded()}
     try:
@@ -78,8 +99,16 @@ def run_cell(
                 "that search have different batches"
             )
             result = replace(result, batch_search=search, notes=[*result.notes, note])
-        result.write(folder / "run.json")
+        _write(result, folder)
     return result
+
+
+def _write(result: RunResult, folder: Path) -> None:
+    path = folder / "run.json"
+    try:
+        result.write(path)
+    except OSError as error:
+        raise UnwrittenResultError(result, path, error) from error
 
 
 def _plan(
@@ -154,9 +183,9 @@ def refused(
         parallel=strategy,
         num_devices=count if isinstance(count, int) else None,
         scaling=config.scaling.value,
-        error=ErrorRecord("config", type(error).__name__, str(error)),
+        error=ErrorRecord("config", type(error).__name__, str(error), phase="plan"),
     )
-    result.write(folder / "run.json")
+    _write(result, folder)
     return result
 
 
@@ -170,9 +199,9 @@ def unreadable(raw: dict[str, Any], error: ConfigError, folder: Path) -> RunResu
         config=raw,
         environment={"variables": env.recorded()},
         parallel=strategy,
-        error=ErrorRecord("config", type(error).__name__, str(error)),
+        error=ErrorRecord("config", type(error).__name__, str(error), phase="plan"),
     )
-    result.write(folder / "run.json")
+    _write(result, folder)
     return result
 
 
@@ -223,13 +252,16 @@ def _interrupts_recorded(folder: Path) -> Iterator[None]:
     """
     from dpexp.launch import LaunchInterruptedError
 
-    if signal.getsignal(signal.SIGINT) is leave_quietly:
+    if any(signal.getsignal(each) is leave_quietly for each in STOP_SIGNALS):
         # From here on there is something to keep.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        listen()
     try:
         yield
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
         result = replace(stop.result, notes=[*stop.result.notes, "see steps.rank*.csv"])
-        result.write(folder / "run.json")
+        try:
+            result.write(folder / "run.json")
+        except OSError as error:
+            announce([f"the result cannot be written: {error}"])
         raise InterruptedRunError(stop.signum, result) from None

@@ -206,7 +206,7 @@ def _missing_key(key: str, value: object) -> ConfigError:
         return ConfigError(key, value, problem, fix=f"+{key}=… to add it, or another {group}")
     known = [spec.name for spec in fields(NESTED[group] if group in NESTED and name else Config)]
     close = _close(name or group, known)
-    typed = f"{group}.{close}" if name else close
+    typed = f"{group}.{close}" if name and group in NESTED else close
     fix = f"{typed}=…" if close else f"+{key}=… to add it, or --help for all keys"
     return ConfigError(key, value, "there is no such key", fix=fix)
 

@@ -6,8 +6,10 @@ from dpexp import env, rank
 from dpexp.console import show_failure
 from dpexp.files import claim
 from dpexp.lifeline import Lifeline
+from dpexp.loop import Progress
 from dpexp.records import ErrorRecord, RankResult, RunResult
 from dpexp.results import ended_early
+from dpexp.stopping import ignored
 from dpexp.worker import RankJob
 
 
@@ -26,5 +28,5 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
         if claim(job.folder / "run.json", ended.to_json()):
             show_failure(ended, job.folder)
 
-    Lifeline().start()
-    return rank.guarded(job, outer.rank, keep)
+    Lifeline(ignored()).start()
+    return rank.guarded(job, outer.rank, Progress(), keep)

@@ -7,6 +7,7 @@ signal at once, gives the main thread a moment to unwind (and flush), and then e
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -15,8 +16,12 @@ import threading
 from multiprocessing.connection import wait
 from typing import Any, final
 
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+from dpexp.stacks import ASK
+from dpexp.stopping import STOP_SIGNALS
+
 GRACE_S = 3.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
@@ -33,18 +38,39 @@ def stop_listening() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def _forget() -> None:
-    """In a loader process forked from a rank: its signals are its own, and end it silently."""
-    signal.set_wakeup_fd(-1)  # else they would be taken for the rank's
-    for signum in STOP_SIGNALS:
-        signal.signal(signum, signal.SIG_DFL)
+@final
+class _Children:
+    """What becomes of processes that are forked from a rank: its loader processes."""
+
+    def __init__(self) -> None:
+        self._by_main_thread = False
+
+    def before(self) -> None:
+        self._by_main_thread = threading.current_thread() is threading.main_thread()
+
+    def after_in_child(self) -> None:
+        """Its signals are its own, and end it silently; it does not outlive its rank."""
+        signal.set_wakeup_fd(-1)  # else they would be taken for the rank's
+        faulthandler.unregister(ASK)
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, signal.SIG_DFL)
+        # torch's loader processes look for their parent every 5 s only. The system sends this when
+        # the thread that forked ends, so only where that lives as long as the rank. On other
+        # systems than Linux the call does nothing.
+        if self._by_main_thread:
+            _prctl_pr_set_pdeathsig(signal.SIGKILL)
 
 
 @final
 class Lifeline:
-    """Watches over this process from :meth:`start` on, until it ends."""
+    """Watches over this process from :meth:`start` on, until it ends.
 
-    def __init__(self) -> None:
+    Args:
+        unheeded: stop signals that this process ignores, as its launching process does.
+    """
+
+    def __init__(self, unheeded: frozenset[signal.Signals] = frozenset()) -> None:
+        self._unheeded = unheeded
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -53,10 +79,12 @@ class Lifeline:
         send.setblocking(False)
         signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
         for signum in STOP_SIGNALS:
-            signal.signal(signum, self._on_signal)
+            heeded = signum not in self._unheeded
+            signal.signal(signum, self._on_signal if heeded else signal.SIG_IGN)
         # The fork server keeps it blocked; see server.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        os.register_at_fork(after_in_child=_forget)
+        children = _Children()
+        os.register_at_fork(before=children.before, after_in_child=children.after_in_child)
         # `send` must stay open as long as the process lives.
         self._sockets = (receive, send)
         threading.Thread(target=self._watch, name="dpexp-lifeline", daemon=True).start()
@@ -72,7 +100,7 @@ class Lifeline:
         while True:
             ready = wait(watched)
             if receive in ready:
-                told = [s for s in receive.recv(64) if s != signal.SIGCHLD]
+                told = [s for s in receive.recv(64) if s in STOP_SIGNALS]
                 if not told:
                     continue  # a loader process of this rank ended
             # Told to stop, or orphaned: nobody is left to read a result.

@@ -95,6 +95,10 @@ class ErrorRecord:
     step: int | None = None
     traceback: str | None = None
     user_frames: str | None = None  # the frames of the user's own code, for the console
+    # One of beacon.PHASES, "plan" before there are processes; None in files of earlier versions.
+    phase: str | None = None
+    during: str | None = None  # what it was part of when not the run's own steps
+    stacks: dict[str, str] | None = None  # of a hang: of each rank, by its number
 
 
 @dataclass(frozen=True)

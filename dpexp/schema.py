@@ -112,15 +112,6 @@ class BatchConfig:
 
 
 @dataclass(frozen=True)
-class BatchSearchConfig:
-    """The limits of the search that `batch_size=auto` asks for."""
-
-    process_memory_mib: float | None = doc(
-        "on a CPU: resident memory that each process may use; on CUDA the device is the limit"
-    )
-
-
-@dataclass(frozen=True)
 class PrepareConfig:
     """What is done to a model after it is built."""
 
@@ -225,7 +216,6 @@ class Config:
         "fit",
         "batches",
     )
-    batch_search: BatchSearchConfig = doc("the limits of batch_size=auto", "batches")
     accumulate: int = doc(
         "micro-batches that each device's rows of a step are cut into; one update", "batches"
     )
@@ -239,6 +229,15 @@ class Config:
     drop_last: bool = doc("leave out an epoch's last batch when it is short", "batches")
     shuffle: bool = doc("a new order of the samples each epoch", "batches")
     loader: LoaderConfig = doc("how batches are fetched", "batches")
+    watchdog_s: float | None = doc(
+        "a run whose ranks all come to no other phase for so long hangs and is ended; null = never",
+        "limits",
+    )
+    process_memory_mib: float | None = doc(
+        "resident memory that each process may use before the run ends as oom; null = no limit. "
+        "On a CPU also the limit of batch_size=auto",
+        "limits",
+    )
     until: UntilConfig = doc("when to stop measuring", "measuring")
     repeats: int = doc(
         "in a sweep: how often each cell runs, interleaved, in an order drawn from the seed",
@@ -259,7 +258,6 @@ NESTED = {
     "parallel": ParallelConfig,
     "prepare": PrepareConfig,
     "batch": BatchConfig,
-    "batch_search": BatchSearchConfig,
     "loader": LoaderConfig,
     "until": UntilConfig,
     "check": CheckConfig,

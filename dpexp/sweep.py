@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -18,8 +19,20 @@ from dpexp.console import refuse
 from dpexp.errors import ConfigError
 from dpexp.repeating import refuse_other_sweepers
 
-# The folder of the sweep that Hydra has begun in this context, for one that ends before its cells.
-begun: ContextVar[Path | None] = ContextVar("begun", default=None)
+
+@final
+@dataclass(frozen=True)
+class Begun:
+    """A sweep that Hydra has begun."""
+
+    folder: Path
+    overrides: list[str]  # that the user typed
+    # Results by folder name whose run.json could not be written.
+    unwritten: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+# That of this context, for one that ends before its last cell.
+begun: ContextVar[Begun | None] = ContextVar("begun", default=None)
 
 
 @final
@@ -43,12 +56,12 @@ class DpexpCallback(Callback):
             claim_sweep_folder(folder)
         except ConfigError as error:
             refuse(error)
-        begun.set(folder)
+        overrides = [str(override) for override in config.hydra.overrides.task]
+        begun.set(Begun(folder, overrides))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = Path(config.hydra.sweep.dir)
-        overrides = [str(override) for override in config.hydra.overrides.task]
-        if not finish(folder, overrides):
+        sweep = begun.get()
+        if sweep is not None and not finish(sweep):
             sys.exit(1)
 
 
@@ -60,17 +73,29 @@ def without_hydra(config: DictConfig) -> DictConfig:
     return copied
 
 
-def finish(folder: Path, overrides: list[str]) -> bool:
-    """Write a sweep's report and print its table. Whether every cell is ok or skipped."""
+def finish(sweep: Begun) -> bool:
+    """Write a sweep's report and print its table.
+
+    Returns:
+        Whether every cell is ok or skipped, and the report is written.
+    """
     from rich.console import Console
     from rich.markup import escape
 
-    from dpexp.report.build import build
+    from dpexp.report.build import build, read_cells
+    from dpexp.report.scaling import analyse
     from dpexp.report.tables import pointers, print_scaling, wide
 
-    cells = build(folder, overrides)
-    console = Console()
+    folder, console = sweep.folder, Console()
+    unwritten: OSError | None = None
+    try:
+        cells = build(folder, sweep.overrides, sweep.unwritten)
+    except OSError as error:  # a full disk: the table is shown all the same
+        cells, unwritten = analyse(read_cells(folder) | sweep.unwritten), error
     print_scaling(cells, wide(console))
+    if unwritten is not None:
+        print(f"dpexp: the report cannot be written: {unwritten}", file=sys.stderr)
+        return False
     for line in pointers("report", folder / "report.md", folder):
         console.print(escape(line), soft_wrap=True, highlight=False)
     return bool(cells) and all(cell.status in ("ok", "skipped") for cell in cells)

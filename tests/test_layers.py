@@ -21,6 +21,7 @@ MAX_FUNCTION_LINES = 60
 # A module may import from its own layer and from those below. A new module has to be put here.
 LAYERS: dict[int, list[str]] = {
     0: [
+        "beacon",
         "clocks",
         "comparing",
         "env",
@@ -50,6 +51,7 @@ LAYERS: dict[int, list[str]] = {
         "results",
         "server",
         "logs",
+        "stopping",
     ],
     2: [
         "device",
@@ -131,6 +133,7 @@ LAYERS: dict[int, list[str]] = {
         "failures",
         "lifeline",
         "memory_limit",
+        "stacks",
         "beside",
         "compute",
         "tracing",
@@ -146,6 +149,9 @@ LAYERS: dict[int, list[str]] = {
     ],
     5: [
         "launch",
+        "agent",
+        "watchdog",
+        "causes",
         "batch_search",
         "join",
         "repeating",

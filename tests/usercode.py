@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -54,6 +55,10 @@ class Failing(nn.Module):
             torch.empty(10**15)
         if self.how == "sleep":
             time.sleep(60)
+        if self.how == "stuck":
+            ctypes.PyDLL(None).sleep(60)  # does not let go of the interpreter
+        if self.how == "interrupt":
+            raise KeyboardInterrupt
 
 
 class Raising(nn.Module):

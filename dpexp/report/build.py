@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,16 @@ def read_cells(folder: Path) -> dict[str, dict[str, Any]]:
     return dict(sorted(found.items(), key=lambda entry: _position(entry[0])))
 
 
-def build(folder: Path, overrides: list[str]) -> list[Cell]:
+def build(
+    folder: Path, overrides: list[str], unwritten: Mapping[str, dict[str, Any]] | None = None
+) -> list[Cell]:
     """Write ``sweep.json``, ``summary.csv``, ``report.md`` and the TensorBoard run ``scaling``.
 
     Args:
         overrides: what the user typed, for the command that repeats the sweep.
+        unwritten: more results, by folder name, whose ``run.json`` could not be written.
     """
-    runs = read_cells(folder)
+    runs = {**read_cells(folder), **(unwritten or {})}
     cells = analyse(runs)
     command = shlex.join(["python", "-m", "dpexp", "-m", *overrides])
     # A cell that was refused may not know the machine.
