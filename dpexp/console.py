@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -12,6 +13,7 @@ from dpexp import env, server
 from dpexp.errors import ConfigError
 from dpexp.records import RunResult
 
+ANSWER_S = 1.0
 LONG = 2000  # characters of a message that go to the console
 
 
@@ -48,9 +50,19 @@ def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:
         traceback.print_exception(cause or error)
         print(getattr(error, "trace", ""), file=sys.stderr)
     outer = env.outer_launcher()
-    if outer is None or outer.rank == 0:  # all of torchrun's ranks come to the same refusal
+    # All of torchrun's ranks come to the same refusal, if there are others.
+    if outer is None or outer.rank == 0 or not _answers(outer):
         print(f"dpexp: {error}", file=sys.stderr)
     sys.exit(1)
+
+
+def _answers(outer: env.OuterLauncher) -> bool:
+    """Whether the outer launcher lives: its variables may be left over in a shell."""
+    try:
+        with socket.create_connection((outer.master_addr, outer.master_port), ANSWER_S):
+            return True
+    except OSError:
+        return False
 
 
 def show_failure(result: RunResult, folder: Path) -> None:

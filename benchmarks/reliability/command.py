@@ -69,9 +69,10 @@ class Command:
         )
 
     def wait(self) -> int | None:
-        """Its exit status (of a signal as -number), None when it does not end."""
+        """Its exit status as a shell shows it, None when it does not end."""
         try:
-            return self.process.wait(LIMIT_S)
+            status = self.process.wait(LIMIT_S)
+            return status if status >= 0 else 128 - status
         except subprocess.TimeoutExpired:
             return None
 

@@ -30,6 +30,7 @@ TORCHRUN = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "9",
 }
+NONE = "without a result"
 SLURM = {
     "SLURM_JOB_ID": "1",
     "SLURM_NTASKS": "4",
@@ -39,13 +40,20 @@ SLURM = {
 }
 
 
+def stale(number: int) -> dict[str, str]:
+    """All of torchrun's variables, as rank 0 and as rank 1."""
+    return {**TORCHRUN, "RANK": str(number % 2), "LOCAL_RANK": str(number % 2)}
+
+
 @dataclass(frozen=True)
 class Ends:
     """How a try has to end.
 
     Args:
-        exit: the command's exit status.
-        struck: status and kind of the struck cell as `failed (crash)`; None = no result.
+        exit: the command's exit status, as a shell shows it: 128 + n of a process that a signal
+            ended.
+        struck: status and kind of the struck cell as `failed (crash)`; NONE = no result. With a |
+            between them, one of several.
         rank: that the result names; None = not looked at.
         words: in what the user reads; "" = nothing has to be told.
         goes_on: whether the cell after the struck one still runs.
@@ -55,7 +63,7 @@ class Ends:
     """
 
     exit: int
-    struck: str | None
+    struck: str
     words: str = ""
     rank: int | None = None
     goes_on: bool = True
@@ -72,6 +80,8 @@ class Fault:
         rank: where; -1 = on all.
         ranks: 1 = under none, else under ddp.
         strike: from outside, once some steps are recorded.
+        background: started as by a script's `&`.
+        single: a run, not a sweep.
         around: the surroundings of the command; may give variables.
         variables: of the environment, by the number of the try.
     """
@@ -84,6 +94,7 @@ class Fault:
     overrides: tuple[str, ...] = ()
     strike: Strike | None = None
     background: bool = False
+    single: bool = False
     around: Callable[[Scene], AbstractContextManager[dict[str, str] | None]] | None = None
     variables: Callable[[int], dict[str, str]] = field(default=lambda number: {})
 
@@ -158,9 +169,9 @@ FINE = Ends(0, "ok")
 STOPPED = Ends(143, "interrupted", "stopped by SIGTERM", goes_on=False)
 CTRL_C = Ends(130, "interrupted", "stopped by SIGINT", goes_on=False)
 UNWRITTEN = 11
-GONE = Ends(-signal.SIGKILL, None, goes_on=False, unkept=UNWRITTEN)
+GONE = Ends(137, NONE, goes_on=False, unkept=UNWRITTEN)
 WORKER = ("loader.workers=1",)
-NO_ROOM = Ends(1, None, "no space left on device", goes_on=False, unkept=UNWRITTEN)
+NO_ROOM = Ends(1, NONE, "no space left on device", goes_on=False, unkept=UNWRITTEN)
 
 SWEEPS = (
     *code("kill -9 of a rank", "kill", failed("crash", "killed by SIGKILL", unkept=UNWRITTEN)),
@@ -187,9 +198,12 @@ SWEEPS = (
         strike=ctrl_c_then_terminate, background=True,
     ),
     Fault(
-        "SIGINT twice, a rank stuck in C code", Ends(130, None, goes_on=False, unkept=UNWRITTEN),
+        "SIGINT twice, a rank stuck in C code",
+        Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN),
         how="stuck", rank=1, ranks=2, strike=ctrl_c_twice,
     ),
+    Fault("SIGINT twice, 0.6 s apart", Ends(130, f"{NONE}|interrupted", goes_on=False), ranks=2,
+        strike=ctrl_c_twice),
     *code("sys.exit(0) in a rank", "exit", failed("crash", "called sys.exit(0)")),
     *code(
         "os._exit(0) in a rank", "exit_at_once", failed("crash", "exit status 0", unkept=UNWRITTEN)
@@ -248,7 +262,7 @@ SWEEPS = (
         "disk full at run.json", NO_ROOM, how="fill_at_the_end", around=small_disk,
     ),
     Fault(
-        "read-only folder", Ends(1, None, "read-only file system", goes_on=False, begins=False),
+        "read-only folder", Ends(1, NONE, "read-only file system", goes_on=False, begins=False),
         around=read_only,
     ),
     Fault("a port in use (29500, MASTER_PORT)", FINE, ranks=2, around=ports_taken),
@@ -262,7 +276,16 @@ SWEEPS = (
     ),
     Fault(
         "stale torchrun variables, all of them",
-        Ends(1, None, "torchrun", goes_on=False, begins=False), ranks=2, variables=lambda number: TORCHRUN,
+        Ends(1, NONE, "torchrun", goes_on=False, begins=False), ranks=2, variables=stale,
+    ),
+    Fault(
+        f"stale torchrun variables, all of them, a single run (parallel.timeout_s={TIME_S})",
+        Ends(
+            1, "failed (crash)|failed (hang)|failed (user_error)", "unset TORCHELASTIC_RUN_ID",
+            goes_on=False, begins=False,
+        ),
+        ranks=2,
+        overrides=(f"parallel.timeout_s={TIME_S}",), variables=stale, single=True,
     ),
     Fault("stale Slurm variables", FINE, ranks=2, variables=lambda number: SLURM),
 )  # fmt: skip
