@@ -72,7 +72,7 @@ def _told(
     except UnwrittenResultError as error:
         if not in_sweep:
             _report(error.measured, folder, leave=False)
-            raise
+            console.refuse(compose.explain_os(error), cause=error)
         sweep = begun.get()  # None where a launcher has processes of its own
         if sweep is not None:
             sweep.unwritten[folder.name] = error.result.to_dict()
