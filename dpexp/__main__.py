@@ -76,6 +76,7 @@ def _told(
         sweep = begun.get()  # None where a launcher has processes of its own
         if sweep is not None:
             sweep.unwritten[folder.name] = error.result.to_dict()
+        print(f"{folder.name}: no result file: {error}", file=sys.stderr)
         result = error.result
     if result is not None and in_sweep:
         console.show_cell(result, folder)

@@ -1,4 +1,4 @@
-"""A signal once ends what runs and keeps what there is, twice ends it at once; and what is ignored."""
+"""A signal once ends a run and keeps what there is, twice ends it at once; what is ignored."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -107,6 +108,21 @@ class Slow(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         time.sleep(self.seconds)
+        return self.layer(rows)
+
+
+class Filling(nn.Module):
+    """A linear layer whose forward leaves no room on the disk of `path`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.path = path
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        with Path(self.path).open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
         return self.layer(rows)
 
 
