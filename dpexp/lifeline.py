@@ -111,6 +111,7 @@ class Lifeline:
                 told = [s for s in receive.recv(64) if s in STOP_SIGNALS]
                 if not told:
                     continue  # a loader process of this rank ended
-            # Told to stop, or orphaned: nobody is left to read a result.
+            else:  # orphaned: nobody is left to read a result, but the last steps are written
+                os.kill(os.getpid(), signal.SIGTERM)
             self._ended.wait(GRACE_S)
             os._exit(128 + signal.SIGTERM)
