@@ -72,10 +72,11 @@ def _told(
     except UnwrittenResultError as error:
         if not in_sweep:
             _report(error.measured, folder, leave=False)
-            raise
+            console.refuse(compose.explain_os(error), cause=error)
         sweep = begun.get()  # None where a launcher has processes of its own
         if sweep is not None:
             sweep.unwritten[folder.name] = error.result.to_dict()
+        print(f"{folder.name}: no result file: {error}", file=sys.stderr)
         result = error.result
     if result is not None and in_sweep:
         console.show_cell(result, folder)
@@ -105,6 +106,18 @@ def main() -> None:
         print(f"dpexp {__version__}")
         return
     try:
+        _run(arguments, outer)
+    except KeyboardInterrupt as stop:  # a second one may come while the first is answered
+        answer_with(console.leave_quietly)
+        sys.exit(128 + (stop.signum if isinstance(stop, Stop) else signal.SIGINT))
+    if outer is not None:
+        # Everything is written. An interpreter that unwinds after a process group was in it is
+        # aborted now and then ("terminate called without an active exception").
+        console.leave()
+
+
+def _run(arguments: list[str], outer: env.OuterLauncher | None) -> None:
+    try:
         if outer is not None:
             arguments = compose.arguments_under_torchrun(arguments, outer)
         sys.argv[1:] = arguments
@@ -122,14 +135,11 @@ def main() -> None:
     except OSError as error:
         _finish_sweep()
         console.refuse(compose.explain_os(error), cause=error)
-    except KeyboardInterrupt as stop:
-        if not isinstance(stop, StopAtOnceError):
-            _finish_sweep()
-        sys.exit(128 + (stop.signum if isinstance(stop, Stop) else signal.SIGINT))
-    if outer is not None:
-        # Everything is written. An interpreter that unwinds after a process group was in it is
-        # aborted now and then ("terminate called without an active exception").
-        console.leave()
+    except StopAtOnceError:
+        raise
+    except KeyboardInterrupt:
+        _finish_sweep()
+        raise
 
 
 def _finish_sweep() -> None:

@@ -34,15 +34,22 @@ class Interrupted(BaseException):
 
 def stop_listening() -> None:
     """From here on this rank ends by itself; being told again must not interrupt that."""
+    signal.set_wakeup_fd(-1)
     for signum in STOP_SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
+        # Not SIG_IGN: of a signal that is on its way Python would print that it was ignored.
+        signal.signal(signum, _do_nothing)
+
+
+def _do_nothing(_signum: int, _frame: Any) -> None:
+    """A handler."""
 
 
 @final
 class _Children:
     """What becomes of processes that are forked from a rank: its loader processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, unheeded: frozenset[signal.Signals]) -> None:
+        self._unheeded = unheeded
         self._by_main_thread = False
 
     def before(self) -> None:
@@ -53,7 +60,8 @@ class _Children:
         signal.set_wakeup_fd(-1)  # else they would be taken for the rank's
         faulthandler.unregister(ASK)
         for signum in STOP_SIGNALS:
-            signal.signal(signum, signal.SIG_DFL)
+            heeded = signum not in self._unheeded
+            signal.signal(signum, signal.SIG_DFL if heeded else signal.SIG_IGN)
         # torch's loader processes look for their parent every 5 s only. The system sends this when
         # the thread that forked ends, so only where that lives as long as the rank. On other
         # systems than Linux the call does nothing.
@@ -83,7 +91,7 @@ class Lifeline:
             signal.signal(signum, self._on_signal if heeded else signal.SIG_IGN)
         # The fork server keeps it blocked; see server.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        children = _Children()
+        children = _Children(self._unheeded)
         os.register_at_fork(before=children.before, after_in_child=children.after_in_child)
         # `send` must stay open as long as the process lives.
         self._sockets = (receive, send)
@@ -103,6 +111,7 @@ class Lifeline:
                 told = [s for s in receive.recv(64) if s in STOP_SIGNALS]
                 if not told:
                     continue  # a loader process of this rank ended
-            # Told to stop, or orphaned: nobody is left to read a result.
+            else:  # orphaned: nobody is left to read a result, but the last steps are written
+                os.kill(os.getpid(), signal.SIGTERM)
             self._ended.wait(GRACE_S)
             os._exit(128 + signal.SIGTERM)

@@ -94,7 +94,8 @@ def finish(sweep: Begun) -> bool:
         cells, unwritten = analyse(read_cells(folder) | sweep.unwritten), error
     print_scaling(cells, wide(console))
     if unwritten is not None:
-        print(f"dpexp: the report cannot be written: {unwritten}", file=sys.stderr)
+        reason = (unwritten.strerror or str(unwritten)).lower()
+        print(f"dpexp: the report cannot be written to {folder}: {reason}", file=sys.stderr)
         return False
     for line in pointers("report", folder / "report.md", folder):
         console.print(escape(line), soft_wrap=True, highlight=False)

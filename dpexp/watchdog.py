@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-from dpexp.beacon import WAITED, Position, own_cells, position
+from dpexp.beacon import TICKS, WAITED, Position, own_cells, position
 from dpexp.failures import is_user
 from dpexp.rank import stacks_path
 from dpexp.records import ErrorRecord
@@ -17,6 +17,7 @@ from dpexp.timing import now_s
 # Where the innermost Python frame of a rank lies that waits for others, or for backward's hooks.
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/dpexp/comm.py")
 MOST_TOLD = 4
+LONGEST_GAP_S = 2.0
 
 
 @final
@@ -35,7 +36,8 @@ class Watchdog:
         self._cells = [own_cells(beacon, rank) for rank in range(ranks)]
         self._scratch, self._limit_s = scratch, watchdog_s
         self._ticks: list[int] = []
-        self._since_s = now_s()
+        self._looked_s = now_s()
+        self._still_s = 0.0  # without a change, as far as this process was running itself
         self._seen: list[Position] = []  # when the stacks were taken
         self._stacks: dict[int, str] = {}
         self.found_hanging = False
@@ -46,10 +48,14 @@ class Watchdog:
 
     def hung(self) -> bool:
         """Whether the run's time without progress is up."""
-        ticks = [each.ticks for each in self.positions()]
+        ticks, now = [cells[TICKS] for cells in self._cells], now_s()
+        # A longer gap between two looks means that this process was stopped (Ctrl-Z), and with it
+        # most likely all of the run.
+        self._still_s += min(now - self._looked_s, LONGEST_GAP_S)
+        self._looked_s = now
         if ticks != self._ticks:
-            self._ticks, self._since_s = ticks, now_s()
-        self.found_hanging = self._limit_s is not None and now_s() - self._since_s > self._limit_s
+            self._ticks, self._still_s = ticks, 0.0
+        self.found_hanging = self._limit_s is not None and self._still_s > self._limit_s
         return self.found_hanging
 
     def late(self) -> bool:

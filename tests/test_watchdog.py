@@ -105,6 +105,21 @@ def test_a_run_hangs_only_when_no_rank_comes_to_another_phase(beacon: Any, tmp_p
     assert not never.hung()
 
 
+def test_time_in_which_the_launcher_was_stopped_itself_does_not_count(
+    beacon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dpexp.watchdog.now_s", lambda: now[0])
+    watchdog = Watchdog(beacon, 3, tmp_path, 10)
+    watchdog.hung()
+    now[0] += 3600  # Ctrl-Z, and an hour later `fg`
+    assert not watchdog.hung()
+    for _ in range(9):
+        now[0] += 1
+        found = watchdog.hung()
+    assert found
+
+
 def test_the_rank_that_is_furthest_behind_is_to_blame(beacon: Any, tmp_path: Path) -> None:
     watchdog = Watchdog(beacon, 3, tmp_path, 1)
     for rank, ticks in enumerate((7, 5, 6)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import itertools
 import json
 import logging
 import os
@@ -56,7 +57,7 @@ class Failing(nn.Module):
         if self.how == "sleep":
             time.sleep(60)
         if self.how == "stuck":
-            ctypes.PyDLL(None).sleep(60)  # does not let go of the interpreter
+            sum(itertools.repeat(0, 10**12))  # minutes in C code, deaf to signals
         if self.how == "interrupt":
             raise KeyboardInterrupt
 
@@ -107,6 +108,21 @@ class Slow(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         time.sleep(self.seconds)
+        return self.layer(rows)
+
+
+class Filling(nn.Module):
+    """A linear layer whose forward leaves no room on the disk of `path`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.path = path
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        with Path(self.path).open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
         return self.layer(rows)
 
 
