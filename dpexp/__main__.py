@@ -19,7 +19,7 @@ from dpexp.cell import InterruptedRunError, claim_folder, run_cell, unreadable
 from dpexp.config import load
 from dpexp.errors import ConfigError
 from dpexp.records import RunResult
-from dpexp.sweep import begun, finish
+from dpexp.sweep import abandon, finish
 
 
 def run_job(composed: DictConfig) -> float | None:
@@ -82,11 +82,10 @@ def main() -> None:
             version_base="1.3", config_path=str(compose.config_folder()), config_name="config"
         )(run_job)()
     except ConfigError as error:
+        abandon()
         console.refuse(error)
     except (HydraException, OmegaConfBaseException) as error:
-        folder = begun.get()
-        if folder is not None:
-            compose.discard(folder)  # no cell has run: Hydra composes all of them first
+        abandon()
         console.refuse(compose.explain(error, arguments), cause=error)
     except OSError as error:
         console.refuse(compose.explain_os(error), cause=error)

@@ -192,22 +192,6 @@ def claim_folder(folder: Path) -> None:
         )
 
 
-def claim_sweep_folder(folder: Path) -> None:
-    """Refuse a folder that already holds a sweep.
-
-    Raises:
-        ConfigError: it does.
-    """
-    held = next(iter(folder.glob("*/run.json")), None)
-    if held is not None:
-        raise ConfigError(
-            "hydra.sweep.dir",
-            str(folder),
-            f"already holds a sweep ({held.parent.name})",
-            fix="another hydra.sweep.dir, or none: then each sweep gets its own",
-        )
-
-
 def announce(notes: Any) -> None:
     """Tell the user what she may not have expected."""
     for note in notes:
