@@ -15,6 +15,7 @@ from dpexp import compose
 from dpexp.cell import InterruptedRunError, claim_folder, run_cell, unreadable
 from dpexp.config import load, plain_or_none
 from dpexp.errors import NO_VALUE, ConfigError
+from dpexp.provenance import git_state
 from dpexp.records import RunResult, read_run, run_result_from
 from dpexp.repeating import combinations, refuse_own_choices
 from dpexp.repeats import with_repeats
@@ -84,6 +85,7 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     Raises:
         dpexp.ConfigError: an override cannot be composed. What a cell does is a result.
     """
+    git_state.cache_clear()
     with compose.composer() as composed:
         cells = _combinations(overrides)
         own = composed(cells[0])

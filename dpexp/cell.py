@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from dpexp.config import to_plain
 from dpexp.console import leave_quietly
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
+from dpexp.provenance import code_of, git_state
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 
@@ -47,6 +49,8 @@ def run_cell(
         InterruptedRunError: SIGINT or SIGTERM came.
     """
     environment: dict[str, Any] = {"variables": env.recorded()}
+    if not in_sweep:
+        git_state.cache_clear()
     try:
         check(config, in_sweep=in_sweep)
         outer = env.outer_launcher()
@@ -58,7 +62,8 @@ def run_cell(
         from dpexp.device import describe_environment, gather_facts
 
         facts = gather_facts()
-        environment = describe_environment(facts)
+        code = code_of(to_plain(config), user_dir)
+        environment = {**describe_environment(facts), "host": platform.node(), "code": code}
         with _interrupts_recorded(folder):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
             result = _run(plan, environment, folder, user_dir)

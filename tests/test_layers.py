@@ -29,6 +29,7 @@ LAYERS: dict[int, list[str]] = {
         "extras",
         "files",
         "identity",
+        "provenance",
         "rates",
         "records",
         "stats",
