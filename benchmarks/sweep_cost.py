@@ -47,6 +47,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
+        self.cpu: dict[str, float] = {}  # of the main thread
         self.lives: list[tuple[float, float]] = []
         self.polls: list[float] = []
         self._waiting: list[threading.Thread] = []
@@ -56,12 +57,13 @@ class Clock:
         inner = owner[attribute] if isinstance(owner, dict) else getattr(owner, attribute)
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             try:
                 return inner(*arguments, **keywords)
             finally:
                 now = time.perf_counter()
                 self.spent[name] = self.spent.get(name, 0.0) + now - began
+                self.cpu[name] = self.cpu.get(name, 0.0) + time.thread_time() - cpu
                 if name == "poll":
                     self.polls.append(now)
 
@@ -94,28 +96,35 @@ class Clock:
         connection.wait([sentinel])
         self.lives.append((began, time.perf_counter()))
 
-    def figures(self, wall_s: float, cpu_s: float) -> dict[str, float]:
-        """Seconds by the names of :data:`WHOSE`, and of the whole."""
+    def figures(self, wall_s: float, cpu_s: float) -> dict[str, dict[str, float]]:
+        """Seconds of wall time and of CPU time by the names of :data:`WHOSE`, and of the whole."""
         for thread in self._waiting:
             thread.join()
         life_s = sum(end - began for began, end in self.lives)  # one rank a cell
-        seen = [
-            min((poll for poll in self.polls if poll > end), default=end) for _, end in self.lives
-        ]
-        notice = sum(poll - end for poll, (_, end) in zip(seen, self.lives, strict=True))
-        spent = self.spent
-        parts = {
-            "compose": spent["compose"],
-            "files": spent["files"],
-            "job": spent["job"] - spent["task"] - spent["files"],
-            "plan": spent["task"] - spent["launch"] - spent["result"],
-            "launch": spent["launch"] - life_s - notice,
-            "notice": notice,
-            "result": spent["result"],
-            "report": spent["report"],
+        ends = [end for _, end in self.lives]
+        seen = [min((poll for poll in self.polls if poll > end), default=end) for end in ends]
+        notice_s = sum(seen) - sum(ends)
+        wall, cpu = _parts(self.spent), _parts(self.cpu)
+        wall["launch"] -= life_s + notice_s
+        wall["notice"], cpu["notice"] = notice_s, 0.0  # CPU time of the polls is in "launch"
+        wall["rest"] = wall_s - life_s - sum(wall.values())
+        cpu["rest"] = cpu_s - sum(cpu.values())
+        return {
+            "wall": {**wall, "own": wall_s - life_s, "life": life_s},
+            "cpu": {**cpu, "own": cpu_s, "life": 0.0},
         }
-        parts["rest"] = wall_s - life_s - sum(parts.values())
-        return {**parts, "own": wall_s - life_s, "cpu": cpu_s, "life": life_s}
+
+
+def _parts(spent: dict[str, float]) -> dict[str, float]:
+    return {
+        "compose": spent["compose"],
+        "files": spent["files"],
+        "job": spent["job"] - spent["task"] - spent["files"],
+        "plan": spent["task"] - spent["launch"] - spent["result"],
+        "launch": spent["launch"],
+        "result": spent["result"],
+        "report": spent["report"],
+    }
 
 
 def inner(cells: int) -> None:
@@ -150,7 +159,7 @@ def inner(cells: int) -> None:
     print("\n" + json.dumps(clock.figures(wall_s, cpu_s)))
 
 
-def measure(cells: int) -> dict[str, float]:
+def measure(cells: int) -> dict[str, dict[str, float]]:
     """The figures of a sweep in a process and a folder of its own."""
     code = f"from benchmarks.sweep_cost import inner; inner({cells})"
     with tempfile.TemporaryDirectory() as folder:
@@ -161,21 +170,25 @@ def measure(cells: int) -> dict[str, float]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def further_cell() -> dict[str, float]:
-    """Milliseconds that each of 20 further cells adds, by part."""
+def further_cell() -> dict[str, dict[str, float]]:
+    """Milliseconds that each of 20 further cells adds, of wall and CPU time, by part."""
     one, many = measure(1), measure(1 + CELLS)
-    return {name: 1000 * (many[name] - one[name]) / CELLS for name in one}
+    return {
+        kind: {name: 1000 * (many[kind][name] - one[kind][name]) / CELLS for name in one[kind]}
+        for kind in one
+    }
 
 
 def main() -> None:
     """Print the result and where it goes."""
     found = [further_cell() for _ in range(rounds(5))]
-    show([Pair("own cost of a further cell", "ms", [each["own"] for each in found], [LIMIT_MS], 1)])
-    table = Table("where it goes", "ms (median)", box=box.SIMPLE_HEAD)
-    rows = {**WHOSE, "cpu": "CPU time of the parent, in all of it", "life": "life of the rank"}
-    for name, text in rows.items():
-        table.add_row(text, f"{statistics.median(each[name] for each in found):.1f}")
-    Console(width=100).print(table)
+    own = [each["wall"]["own"] for each in found]
+    show([Pair("own cost of a further cell", "ms", own, [LIMIT_MS], 1)])
+    table = Table("where it goes", "wall ms", "CPU ms (medians)", box=box.SIMPLE_HEAD)
+    for name, text in {**WHOSE, "own": "all of it", "life": "besides: life of the rank"}.items():
+        middle = [statistics.median(each[kind][name] for each in found) for kind in ("wall", "cpu")]
+        table.add_row(text, *(f"{value:.1f}" for value in middle))
+    Console(width=110).print(table)
 
 
 if __name__ == "__main__":
