@@ -29,7 +29,7 @@ class SweepLoader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         # Pickled, since that is copied faster than a DictConfig; never to or from a file.
         self._bases: dict[tuple[str | None, tuple[str, ...]], bytes] = {}
-        self._parsed: dict[str, Override] = {}
+        self._parsed: dict[str, tuple[Override, bool]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # For launchers that pickle it for each job.
@@ -56,17 +56,12 @@ class SweepLoader(ConfigLoaderImpl):
         self, config_name: str | None, overrides: Sequence[str], from_shell: bool
     ) -> DictConfig:
         parsed = [self._parse(line) for line in overrides]
-        self.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell)
-        # As Hydra tells values from choices of groups. A value of Hydra's own node stays with it.
-        values = [
-            override
-            for override in Overrides(self.repository, parsed).config_overrides
-            if override.key_or_group.partition(".")[0] != "hydra"
-        ]
+        self.validate_sweep_overrides_legal(
+            [override for override, _ in parsed], RunMode.RUN, from_shell
+        )
+        values = [override for override, is_value in parsed if is_value]
         lines = [
-            line
-            for line, override in zip(overrides, parsed, strict=True)
-            if not any(override is value for value in values)
+            line for line, (_, is_value) in zip(overrides, parsed, strict=True) if not is_value
         ]
         key = (config_name, tuple(lines))
         if key not in self._bases:
@@ -74,14 +69,21 @@ class SweepLoader(ConfigLoaderImpl):
             self._bases[key] = pickle.dumps(base, pickle.HIGHEST_PROTOCOL)
         config: DictConfig = pickle.loads(self._bases[key])
         self._apply_overrides_to_config(values, config)
-        own = [override for override in parsed if not override.is_hydra_override()]
+        own = [override for override, _ in parsed if not override.is_hydra_override()]
         job = config.hydra.job
         config.hydra.overrides.task = [override.input_line for override in own]
         named: Any = OmegaConf.to_container(job.config.override_dirname)
         job.override_dirname = get_overrides_dirname(overrides=own, **named)
         return config
 
-    def _parse(self, line: str) -> Override:
+    def _parse(self, line: str) -> tuple[Override, bool]:
+        """An override, and whether it is a value that is set after all choices of groups.
+
+        As Hydra tells them apart. A value of Hydra's own node is left to Hydra.
+        """
         if line not in self._parsed:
-            (self._parsed[line],) = OverridesParser.create().parse_overrides([line])
+            (override,) = OverridesParser.create().parse_overrides([line])
+            is_value = bool(Overrides(self.repository, [override]).config_overrides)
+            is_hydras = override.key_or_group.partition(".")[0] == "hydra"
+            self._parsed[line] = override, is_value and not is_hydras
         return self._parsed[line]
