@@ -28,7 +28,7 @@ from dpexp.config import load
 from dpexp.errors import ConfigError
 from dpexp.records import RunResult
 from dpexp.stopping import Stop, StopAtOnceError, answer_with
-from dpexp.sweep import begun, finish
+from dpexp.sweep import abandon, begun, finish
 
 
 def run_job(composed: DictConfig) -> float | None:
@@ -126,11 +126,10 @@ def _run(arguments: list[str], outer: env.OuterLauncher | None) -> None:
             version_base="1.3", config_path=str(compose.config_folder()), config_name="config"
         )(run_job)()
     except ConfigError as error:
+        abandon()
         console.refuse(error)
     except (HydraException, OmegaConfBaseException) as error:
-        sweep = begun.get()
-        if sweep is not None:
-            compose.discard(sweep.folder)  # no cell has run: Hydra composes all of them first
+        abandon()
         console.refuse(compose.explain(error, arguments), cause=error)
     except OSError as error:
         _finish_sweep()

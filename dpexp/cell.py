@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from dpexp.config import to_plain
 from dpexp.console import leave_quietly
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
+from dpexp.provenance import code_of, git_state
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 from dpexp.stopping import STOP_SIGNALS, listen
@@ -68,6 +70,8 @@ def run_cell(
         UnwrittenResultError: the disk is full, or the folder is read-only.
     """
     environment: dict[str, Any] = {"variables": env.recorded()}
+    if not in_sweep:
+        git_state.cache_clear()
     try:
         check(config, in_sweep=in_sweep)
         outer = env.outer_launcher()
@@ -79,7 +83,8 @@ def run_cell(
         from dpexp.device import describe_environment, gather_facts
 
         facts = gather_facts()
-        environment = describe_environment(facts)
+        code = code_of(to_plain(config), user_dir)
+        environment = {**describe_environment(facts), "host": platform.node(), "code": code}
         with _interrupts_recorded(folder):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
             result = _run(plan, environment, folder, user_dir)
@@ -218,22 +223,6 @@ def claim_folder(folder: Path) -> None:
             str(folder),
             f"already holds a run ({held[0].name})",
             fix="another hydra.run.dir, or none: then each run gets a folder of its own",
-        )
-
-
-def claim_sweep_folder(folder: Path) -> None:
-    """Refuse a folder that already holds a sweep.
-
-    Raises:
-        ConfigError: it does.
-    """
-    held = next(iter(folder.glob("*/run.json")), None)
-    if held is not None:
-        raise ConfigError(
-            "hydra.sweep.dir",
-            str(folder),
-            f"already holds a sweep ({held.parent.name})",
-            fix="another hydra.sweep.dir, or none: then each sweep gets its own",
         )
 
 

@@ -15,6 +15,7 @@ from dpexp.schema_measuring import (
     CheckConfig,
     InjectConfig,
     MeasureConfig,
+    Rerun,
     UntilConfig,
     doc,
 )
@@ -244,6 +245,11 @@ class Config:
         "measuring",
     )
     repeat: int = doc("which repeat this run is; set by a sweep with repeats", "measuring")
+    resume: Any = doc("in a sweep: the folder of one to go on with, or last", "measuring")
+    rerun: Rerun | None = doc(
+        "with resume: failed (cells that began and are not ok) or all; null = all that are not ok",
+        "measuring",
+    )
     check: CheckConfig = doc("what is proved before anything is timed", "measuring")
     measure: MeasureConfig = doc("what is measured beside the phases", "measuring")
     trace: bool = doc(

@@ -42,7 +42,15 @@ NOT_RUN = {
 REFUSED = {'python -m dpexp device="cuda: 0"': 1}
 # What the pages name and a user, a run or a tool makes.
 MADE_BY_USERS = {"make_data.py", "mynet.py", "scale.py", "myconf/model/mynet.yaml", "mine.py"}
-MADE_BY_TOOLS = {".venv/", ".hydra/", "scaling/", "report.md", "multirun.yaml", "dpexp/conf/"}
+MADE_BY_TOOLS = {
+    ".venv/",
+    ".hydra/",
+    "scaling/",
+    "earlier/",
+    "report.md",
+    "multirun.yaml",
+    "dpexp/conf/",
+}
 
 # All commands run in the setup of the first test.
 pytestmark = pytest.mark.timeout(600)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from dpexp.provenance import with_notes
 from dpexp.report.cells import Run, group_of, members, settings_of
 from dpexp.report.intervals import figures_against, own_figures, samples_of
 from dpexp.report.parity import parity_failed
@@ -79,6 +80,7 @@ def analyse(runs: dict[str, Run]) -> list[Cell]:
     Args:
         runs: ``run.json`` data by folder name, in the order of the sweep.
     """
+    runs = with_notes(runs)
     settings = settings_of(runs)
     cells = members(runs)
     rated = [_rated(folders, runs) for folders in cells]
