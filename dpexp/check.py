@@ -10,6 +10,7 @@ from dpexp.check_measuring import check_measuring
 from dpexp.check_sinks import check_sinks
 from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.extras import refuse_missing
+from dpexp.resuming import check_resuming
 from dpexp.schema import OPTIONS, CommHook, CompileMode, Config, Preload, StrategyName, Task
 
 DEVICE_FORMS = "auto, cpu, cuda, cuda:<i>, mps, xpu (no spaces, lower case)"
@@ -47,6 +48,7 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
         fix = "num_devices=1, or parallel=dp"
         raise kind("num_devices", asked, "parallel=none uses one device", fix=fix)
     check_bounds(config)
+    check_resuming(config)
     _check_length(config, in_sweep)
     if not 0 < config.parallel.timeout_s < 7 * 24 * 3600:
         raise ConfigError(

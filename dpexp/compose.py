@@ -7,7 +7,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ import psutil
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from dpexp import env, repeating
 from dpexp.builtin import GROUPS
+from dpexp.composing import SweepLoader
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
 
@@ -38,7 +41,9 @@ def register() -> None:
     """Make dpexp's resolvers and its help page known to Hydra. Safe to call again."""
     OmegaConf.register_new_resolver("dpexp_run_id", lambda: _RUN_ID, replace=True)
     OmegaConf.register_new_resolver("dpexp_cell", cell_name, replace=True)
-    node = {"app_name": "dpexp", "header": "", "footer": "", "template": help_page()}
+    # Resolved for --help only: as text it would be copied and written with each run's settings.
+    OmegaConf.register_new_resolver("dpexp_help", help_page, replace=True)
+    node = {"app_name": "dpexp", "header": "", "footer": "", "template": "${dpexp_help:}"}
     ConfigStore.instance().store(group="hydra/help", name="dpexp", node=node)
     repeating.register()
 
@@ -50,17 +55,29 @@ def config_folder() -> Path:
     return packed if packed.is_dir() else package.parent / "conf"
 
 
-def composed(overrides: Sequence[str]) -> DictConfig:
-    """The config that a command line of overrides composes to, without running Hydra's main.
+@contextmanager
+def composer() -> Iterator[Callable[[Sequence[str]], DictConfig]]:
+    """What composes command lines of overrides to configs, without running Hydra's main.
 
-    Raises:
-        ConfigError: an override cannot be composed.
+    What it yields raises ConfigError if an override cannot be composed.
     """
     register()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        hydra: Any = GlobalHydra.instance().hydra
+        hydra.config_loader = SweepLoader(hydra.config_loader.get_search_path())
+        yield _composed
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """The config of one command line; see :func:`composer`."""
+    with composer() as compose_one:
+        return compose_one(overrides)
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
     refuse_bad_choices(list(overrides))
     try:
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            return hydra_compose("config", list(overrides))
+        return hydra_compose("config", list(overrides))
     except HydraException as error:
         raise explain(error, list(overrides)) from error
 
@@ -213,7 +230,7 @@ def _missing_key(key: str, value: object) -> ConfigError:
         return ConfigError(key, value, problem, fix=f"sinks={option}; --help shows its keys")
     known = [spec.name for spec in fields(NESTED[group] if group in NESTED and name else Config)]
     close = _close(name or group, known)
-    typed = f"{group}.{close}" if name else close
+    typed = f"{group}.{close}" if name and group in NESTED else close
     fix = f"{typed}=…" if close else f"+{key}=… to add it, or --help for all keys"
     return ConfigError(key, value, "there is no such key", fix=fix)
 

@@ -15,6 +15,7 @@ from dpexp.schema_measuring import (
     CheckConfig,
     InjectConfig,
     MeasureConfig,
+    Rerun,
     UntilConfig,
     doc,
 )
@@ -109,15 +110,6 @@ class BatchConfig:
         "auto (all but the target), an index or key, a list of them, or {keyword: index or key}"
     )
     target: Any = doc("auto (the last entry of a tuple, else none), an index or key, or none")
-
-
-@dataclass(frozen=True)
-class BatchSearchConfig:
-    """The limits of the search that `batch_size=auto` asks for."""
-
-    process_memory_mib: float | None = doc(
-        "on a CPU: resident memory that each process may use; on CUDA the device is the limit"
-    )
 
 
 @dataclass(frozen=True)
@@ -230,7 +222,6 @@ class Config:
         "fit",
         "batches",
     )
-    batch_search: BatchSearchConfig = doc("the limits of batch_size=auto", "batches")
     accumulate: int = doc(
         "micro-batches that each device's rows of a step are cut into; one update", "batches"
     )
@@ -244,12 +235,26 @@ class Config:
     drop_last: bool = doc("leave out an epoch's last batch when it is short", "batches")
     shuffle: bool = doc("a new order of the samples each epoch", "batches")
     loader: LoaderConfig = doc("how batches are fetched", "batches")
+    watchdog_s: float | None = doc(
+        "a run whose ranks all come to no other phase for so long hangs and is ended; null = never",
+        "limits",
+    )
+    process_memory_mib: float | None = doc(
+        "resident memory that each process may use before the run ends as oom; null = no limit. "
+        "On a CPU also the limit of batch_size=auto",
+        "limits",
+    )
     until: UntilConfig = doc("when to stop measuring", "measuring")
     repeats: int = doc(
         "in a sweep: how often each cell runs, interleaved, in an order drawn from the seed",
         "measuring",
     )
     repeat: int = doc("which repeat this run is; set by a sweep with repeats", "measuring")
+    resume: Any = doc("in a sweep: the folder of one to go on with, or last", "measuring")
+    rerun: Rerun | None = doc(
+        "with resume: failed (cells that began and are not ok) or all; null = all that are not ok",
+        "measuring",
+    )
     check: CheckConfig = doc("what is proved before anything is timed", "measuring")
     measure: MeasureConfig = doc("what is measured beside the phases", "measuring")
     trace: bool = doc(
@@ -264,7 +269,6 @@ NESTED = {
     "parallel": ParallelConfig,
     "prepare": PrepareConfig,
     "batch": BatchConfig,
-    "batch_search": BatchSearchConfig,
     "loader": LoaderConfig,
     "until": UntilConfig,
     "check": CheckConfig,

@@ -62,7 +62,6 @@ class RankJob:
     plan: RunPlan
     environment: dict[str, Any]  # of the run's record, not of the process
     folder: Path
-    memory_limit_bytes: int | None = None  # of this process; only in a try of the batch size
 
 
 def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
@@ -82,6 +81,7 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
         board.text("environment", code_block(_yaml(job.environment)))
     before_bytes = peak_resident_bytes()
     parity, notes = _checked(job.plan, comm, device, progress)
+    progress.parity = parity
     own = _measure(job, comm, device, board, progress)
     own = replace(own, parity=parity, notes=(*notes, *own.notes))
     # A DDP object that is alive when its process group is destroyed makes the rank abort or hang

@@ -123,7 +123,7 @@ def test_a_learning_rate_written_as_text_becomes_a_number(lr: Any) -> None:
         ("loader.pin_memory", "yes", "true or false or null"),
         ("loader.timeout_s", None, "a number"),
         ("parallel.comm_hook", "fp8", "none, fp16, bf16, powersgd or null"),
-        ("batch_search.process_memory_mib", "all", "a number or null"),
+        ("process_memory_mib", "all", "a number or null"),
         ("seed", True, "a whole number"),
         ("steps", 2.5, "a whole number or null"),
         ("shuffle", "yes", "true or false"),

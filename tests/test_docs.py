@@ -48,6 +48,7 @@ MADE_BY_TOOLS = {
     ".hydra/",
     "wandb/",
     "scaling/",
+    "earlier/",
     "report.md",
     "multirun.yaml",
     "dpexp/conf/",

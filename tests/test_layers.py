@@ -21,6 +21,7 @@ MAX_FUNCTION_LINES = 60
 # A module may import from its own layer and from those below. A new module has to be put here.
 LAYERS: dict[int, list[str]] = {
     0: [
+        "beacon",
         "clocks",
         "comparing",
         "env",
@@ -28,6 +29,8 @@ LAYERS: dict[int, list[str]] = {
         "exposure",
         "extras",
         "files",
+        "identity",
+        "provenance",
         "rates",
         "records",
         "stats",
@@ -53,9 +56,11 @@ LAYERS: dict[int, list[str]] = {
         "schedule",
         "plan",
         "repeats",
+        "resuming",
         "results",
         "server",
         "logs",
+        "stopping",
     ],
     2: [
         "device",
@@ -141,6 +146,7 @@ LAYERS: dict[int, list[str]] = {
         "failures",
         "lifeline",
         "memory_limit",
+        "stacks",
         "beside",
         "compute",
         "tracing",
@@ -156,8 +162,14 @@ LAYERS: dict[int, list[str]] = {
     ],
     5: [
         "launch",
+        "agent",
+        "watchdog",
+        "causes",
         "batch_search",
         "join",
+        "composing",
+        "sweep_lock",
+        "sweep_folder",
         "repeating",
         "serving",
         "compose",
@@ -213,6 +225,9 @@ LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 WITHOUT_TORCH = [
     *LAYERS[0],
     *LAYERS[1],
+    "composing",
+    "sweep_lock",
+    "sweep_folder",
     "repeating",
     "compose",
     "console",

@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from dpexp.identity import identifying
+
 Run = dict[str, Any]  # ``run.json`` data
 
 _STRATEGIES = ("none", "dp", "ddp", "fsdp")  # the order of the rows
@@ -55,7 +57,7 @@ def settings_of(runs: dict[str, Run]) -> dict[str, str]:
 
 
 def _without(run: Run, *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in run["config"].items() if key not in keys}
+    return {key: value for key, value in identifying(run["config"]).items() if key not in keys}
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, str]:

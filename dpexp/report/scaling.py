@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from dpexp.provenance import with_notes
 from dpexp.report.cells import Run, group_of, members, settings_of
 from dpexp.report.intervals import figures_against, own_figures, samples_of
 from dpexp.report.parity import parity_failed
@@ -59,6 +60,11 @@ class Cell:
     noise_floor: float | None = None  # how much two of its runs differ by chance, as a share
     parity: str | None = None  # the verdict of the check; of repeats that of the first
     waterfall: Waterfall | None = None  # where it lost time against the baseline
+    # Of the first repeat that failed: the error's kind, and where it happened.
+    kind: str | None = None
+    phase: str | None = None
+    rank: int | None = None
+    step: int | None = None
     straggler: str | None = None  # the rank that the others wait for, and its phase
 
 
@@ -74,6 +80,7 @@ def analyse(runs: dict[str, Run]) -> list[Cell]:
     Args:
         runs: ``run.json`` data by folder name, in the order of the sweep.
     """
+    runs = with_notes(runs)
     settings = settings_of(runs)
     cells = members(runs)
     baselines = _baselines([_rated(folders, runs) for folders in cells], runs)
@@ -121,9 +128,16 @@ def _cell(
         **{"samples_per_s": None, **own_figures([runs[name] for name in rated])},
         parity=(run.get("parity") or {}).get("verdict"),
         straggler=_straggler(run),
+        **_end(runs[failures[0]] if failures else {}),
         waterfall=None if broken else waterfall([runs[n] for n in rated], [runs[n] for n in base]),
         **_against(() if broken else rated, base, runs),
     )
+
+
+def _end(run: Run) -> dict[str, Any]:
+    """How a run ended that did not end well; files of earlier versions have no phase."""
+    error = run.get("error") or {}
+    return {name: error.get(name) for name in ("kind", "phase", "rank", "step")}
 
 
 def _straggler(run: Run) -> str | None:

@@ -209,7 +209,7 @@ def _near(path: Path) -> Path:
 def _status(cell: Cell) -> str:
     """The status; of a cell with repeats how many of them ended well."""
     if len(cell.folders) < 2 or not cell.repeats:
-        return cell.status
+        return f"failed ({cell.kind})" if cell.status == "failed" and cell.kind else cell.status
     whole = cell.repeats == len(cell.folders)
     return f"{cell.repeats} ok" if whole else f"{cell.repeats} of {len(cell.folders)} ok"
 
