@@ -101,6 +101,10 @@ class Agent(LocalElasticAgent):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         child.kill()
 
+    def close(self) -> None:
+        """After :meth:`kill`: end what the library still keeps, threads that follow logs."""
+        self._shutdown(signal.SIGKILL, timeout=SHUTDOWN_S)
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         # multiprocessing would import the main program again in each rank: that fails for one
         # read from stdin, and runs a script that has no `if __name__ == "__main__"` once more.

@@ -78,6 +78,7 @@ def _launched(job: RankJob, user_dir: Path, scratch: Path) -> RunResult:
         with env.torch_leaves_signals(), killing(agent.kill):
             ended = agent.run()
     except StopAtOnceError:
+        agent.close()
         raise
     except Stop as stop:
         first = watchdog.positions()[0]

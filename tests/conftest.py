@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -65,6 +66,13 @@ def torch_settled() -> None:
     import torch
 
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_heard() -> None:
+    """Tests send SIGINT to processes that inherit from this one; it may run in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _threads() -> set[str]:
