@@ -160,12 +160,17 @@ def _spread(values: list[float]) -> tuple[str, str]:
     return f"{statistics.median(values):.3f}", f"({min(values):.3f}–{max(values):.3f})"
 
 
-def _check(command: list[str], folder: Path) -> str:
+def child_environment() -> dict[str, str]:
+    """This process's, with the checkout importable from any folder."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def _check(command: list[str], folder: Path) -> str:
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
+        env=child_environment(),
         capture_output=True,
         text=True,
         check=False,

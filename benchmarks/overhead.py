@@ -23,6 +23,8 @@ import psutil
 
 from benchmarks.common import ROOT, Pair, run_dpexp, run_script, seconds_per_step, take_turns
 from benchmarks.overhead_page import Comparison, Cost, Loop, page
+from benchmarks.paired import Order, launch
+from benchmarks.turns import Paired
 from dpexp.device import describe_environment, gather_facts
 from dpexp.files import write_whole
 
@@ -56,16 +58,20 @@ class Job:
     rows: int
     steps: int
 
-    def overrides(self) -> tuple[str, ...]:
-        """For dpexp."""
+    def training(self) -> tuple[str, ...]:
+        """For dpexp, without the number of steps."""
         model = "linear" if len(self.widths) == 2 else "mlp"
         widths = () if model == "linear" else (f"model.widths={list(self.widths)}",)
         return (
-            "task=train", f"model={model}", *widths, "epochs=null", f"steps={self.steps + WARMUP}",
-            f"warmup_steps={WARMUP}", f"batch_size={self.batch}", f"dataset.rows={self.rows}",
-            f"dataset.features={self.widths[0]}", f"dataset.targets={self.widths[-1]}",
-            "drop_last=true",
+            "task=train", f"model={model}", *widths, f"batch_size={self.batch}",
+            f"dataset.rows={self.rows}", f"dataset.features={self.widths[0]}",
+            f"dataset.targets={self.widths[-1]}", "drop_last=true",
         )  # fmt: skip
+
+    def overrides(self) -> tuple[str, ...]:
+        """For dpexp."""
+        steps = ("epochs=null", f"steps={self.steps + WARMUP}", f"warmup_steps={WARMUP}")
+        return (*self.training(), *steps)
 
     def arguments(self) -> tuple[str, ...]:
         """For the scripts in `references/`."""
@@ -74,23 +80,29 @@ class Job:
 
 @dataclass(frozen=True)
 class Switch:
-    """One comparison of on and off: the limit is a ratio, or microseconds (`difference`)."""
+    """One comparison of on and off: the limit is a ratio, or microseconds (`difference`).
+
+    The job's steps are those of a whole command. `block`: what takes about half a second, as long
+    as there is between two times that a run writes its records.
+    """
 
     job: Job
-    strategy: tuple[str, ...]
+    ranks: int
+    block: int
     limit: float
     difference: bool = False
 
 
 NAME_MLP, MLP = "MLP 512-1024-1024-10, batch 128", (512, 1024, 1024, 10)
 NAME_LINEAR, LINEAR = "Linear 5-2, batch 30", (5, 2)
-ONE, TWO = ("parallel=none",), ("parallel=ddp", "num_devices=2")
+STRATEGY = {1: ("parallel=none",), 2: ("parallel=ddp", "num_devices=2")}
+TURNS = 25  # of each side in a launch
 SWITCHES = (
-    Switch(Job(f"{NAME_MLP}, none", MLP, 128, 4096, 300), ONE, 1.02),
-    Switch(Job(f"{NAME_MLP}, ddp on 2 ranks", MLP, 128, 4096, 200), TWO, 1.02),
-    Switch(Job(f"{NAME_LINEAR}, none", LINEAR, 30, 100, 20_000), ONE, 40.0, difference=True),
+    Switch(Job(f"{NAME_MLP}, none", MLP, 128, 4096, 20), 1, 40, 1.02),
+    Switch(Job(f"{NAME_MLP}, ddp on 2 ranks", MLP, 128, 4096, 20), 2, 30, 1.02),
+    Switch(Job(f"{NAME_LINEAR}, none", LINEAR, 30, 100, 100), 1, 2000, 40.0, difference=True),
     Switch(
-        Job(f"{NAME_LINEAR}, ddp on 2 ranks", LINEAR, 30, 100, 5000), TWO, 40.0, difference=True
+        Job(f"{NAME_LINEAR}, ddp on 2 ranks", LINEAR, 30, 100, 100), 2, 300, 40.0, difference=True
     ),
 )
 # Longer epochs than above, so that what the tools do at the end of an epoch does not count as a
@@ -101,28 +113,32 @@ COMPARED = (
 )
 
 
-def switched(count: int, switch: Switch) -> Cost:
-    """Measure one pair of on and off."""
-    given = (*switch.job.overrides(), *switch.strategy)
-    sides = {"on": partial(one_run, *given, *ON), "off": partial(one_run, *given, *OFF)}
-    name = switch.job.name
+def switched(launches: int, count: int, switch: Switch) -> Cost:
+    """Measure one pair of on and off.
+
+    Args:
+        count: whole commands of each side.
+    """
+    name, strategy = switch.job.name, STRATEGY[switch.ranks]
     _tell(f"{name}: on and off")
+    given = (*switch.job.training(), *strategy)
+    order = Order((*given, *ON), (*given, *OFF), switch.block, TURNS)
+    step_s = [launch(order, switch.ranks) for _ in range(launches)]
+    given = (*switch.job.overrides(), *strategy)
+    sides = {"on": partial(once, *given, *ON), "off": partial(once, *given, *OFF)}
     found = take_turns(count, sides)
-    on, off = ([step_us for step_us, _ in found[side]] for side in ("on", "off"))
-    on_once, off_once = ([rest_s for _, rest_s in found[side]] for side in ("on", "off"))
     return Cost(
-        Pair(name, "us/step", on, off, switch.limit, switch.difference),
-        Pair(name, "s", on_once, off_once, float("inf"), difference=True),
+        Paired(name, step_s, switch.limit, switch.difference),
+        Pair(name, "s", found["on"], found["off"], float("inf"), difference=True),
     )
 
 
-def one_run(*overrides: str) -> tuple[float, float]:
-    """Microseconds per measured step, and seconds of the command beside these steps."""
+def once(*overrides: str) -> float:
+    """Seconds of a command beside its measured steps."""
     began_s = time.perf_counter()
     result = run_dpexp(*overrides)
     whole_s = time.perf_counter() - began_s
-    step_s = seconds_per_step(result)
-    return step_s * 1e6, whole_s - step_s * result["steps"]["measured"]
+    return whole_s - seconds_per_step(result) * int(result["steps"]["measured"])
 
 
 def compared(count: int, job: Job, loops: tuple[Loop, ...] = LOOPS) -> Comparison:
@@ -135,7 +151,7 @@ def compared(count: int, job: Job, loops: tuple[Loop, ...] = LOOPS) -> Compariso
 
 def _measure(job: Job, loop: Loop) -> Callable[[], float]:
     if loop.script is None:
-        overrides = (*job.overrides(), *ONE, *ON)
+        overrides = (*job.overrides(), *STRATEGY[1], *ON)
         return lambda: seconds_per_step(run_dpexp(*overrides)) * 1e6
     script = REFERENCES / loop.script
     return lambda: run_script(script, *job.arguments()) * 1e6
@@ -188,13 +204,14 @@ def _processor() -> str:
 def main() -> None:
     """Measure, print the page, and write it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=11, help="turns of each side")
+    parser.add_argument("--rounds", type=int, default=7, help="whole commands of each side")
+    parser.add_argument("--launches", type=int, default=5, help="of processes that do both sides")
     parser.add_argument("--write", action="store_true", help="make docs/overhead.md")
     asked = parser.parse_args()
-    if asked.rounds < 1:
-        parser.error("--rounds: 1 at least")
+    if asked.rounds < 1 or asked.launches < 1:
+        parser.error("--rounds, --launches: 1 at least")
     facts = describe(psutil.cpu_percent(interval=2) / 100)
-    costs = [switched(asked.rounds, switch) for switch in SWITCHES]
+    costs = [switched(asked.launches, asked.rounds, switch) for switch in SWITCHES]
     text = page(facts, asked.rounds, costs, [compared(asked.rounds, job) for job in COMPARED])
     print(text)
     if asked.write:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.common import DRAWS, ROUNDS_FOR_AN_INTERVAL, Pair
+from benchmarks.turns import SIDES, Paired
 
 INSTALL = 'pip install -c constraints.txt -e ".[compare]"'
 BRACKETS = f"""In brackets is the 95 % interval: a percentile bootstrap that
@@ -20,11 +21,11 @@ class Cost:
     """Everything on against everything off, for one model and strategy.
 
     Args:
-        step: microseconds per measured step.
+        step: per measured step.
         once: seconds of the whole command beside its measured steps.
     """
 
-    step: Pair
+    step: Paired
     once: Pair
 
 
@@ -60,14 +61,12 @@ class Comparison:
     step_us: Mapping[str, list[float]]
 
 
-def verdict(pair: Pair) -> str:
+def verdict(step: Paired) -> str:
     """Whether the limit is kept, as far as the interval can tell."""
-    if pair.interval is None:
-        return "undecided: too few rounds"
-    low, high = pair.interval
-    if high <= pair.limit:
+    low, high = step.interval
+    if high <= step.limit:
         return "met"
-    return "missed" if low > pair.limit else "undecided: the interval holds the limit"
+    return "missed" if low > step.limit else "undecided: the interval holds the limit"
 
 
 def page(
@@ -81,6 +80,7 @@ def page(
     machine = [[name, value] for name, value in facts.items()]
     return TEMPLATE.format(
         rounds=rounds,
+        turns=len(costs[0].step.step_s[0]) if costs else 0,
         brackets=BRACKETS if rounds >= ROUNDS_FOR_AN_INTERVAL else NO_BRACKETS,
         install=INSTALL,
         machine=_table(["", ""], machine),
@@ -90,14 +90,22 @@ def page(
 
 
 def _costs(costs: list[Cost]) -> str:
-    heads = ["what", "on, µs", "off, µs", "on against off", "limit", "", "once a run, s"]
+    heads = [
+        "what", "on, µs", "off, µs", "on against off", "limit", "", "off against off",
+        "once a run, s",
+    ]  # fmt: skip
     rows = []
     for cost in costs:
         step = cost.step
+        form, unit = ("{:+,.1f}", " µs") if step.difference else ("{:.3f}", "×")
         limit = f"{step.limit:+g} µs" if step.difference else f"{step.limit:g}×"
-        change = _signed(step, "µs") if step.difference else _ratio(step)
+        on, off = (f"{step.median_us(side):,.1f}" for side in SIDES[:2])
+        ends, noise = (
+            " to ".join(form.format(end) for end in each) for each in (step.interval, step.noise)
+        )
+        change = f"{form.format(step.outcome)}{unit} ({ends})"
         rows.append(
-            [step.name, _median(step.ours), _median(step.reference), change, limit, verdict(step),
+            [step.name, on, off, change, limit, verdict(step), noise,
              _signed(cost.once, "s", digits=2)]
         )  # fmt: skip
     return _table(heads, rows)
@@ -135,10 +143,6 @@ def _median(values: list[float]) -> str:
     return f"{statistics.median(values):,.1f}"
 
 
-def _ratio(pair: Pair) -> str:
-    return _between(pair, "{:.3f}", "×")
-
-
 def _signed(pair: Pair, unit: str, digits: int = 1) -> str:
     return _between(pair, f"{{:+,.{digits}f}}", f" {unit}")
 
@@ -155,20 +159,30 @@ def _between(pair: Pair, form: str, unit: str) -> str:
 TEMPLATE = """\
 # What dpexp costs a step
 
-Written by `python -m benchmarks.overhead --write`; do not edit it. {rounds} rounds: in each round
-every side is measured once, in processes of its own, and each round begins with another side.
-Figures are medians over the rounds. {brackets} Other work on the machine changes all of them.
+Written by `python -m benchmarks.overhead --write`; do not edit it. Where whole commands are
+compared, there are {rounds} rounds: in each round every side is measured once, in processes of its
+own, and each round begins with another side. Figures are medians over the rounds. {brackets} Other
+work on the machine changes all of them.
 
 {machine}
 
 ## Everything on against everything off
 
 On: `measure.comm=true measure.calibration_pairs=8 measure.flops=true check.parity=true`. Off: the
-same keys `false`, and 0. Both record every step, as every run does. A step's time counts all from
-the first measured step to the last, the writing of records included (`wall_s` + `recording_s` of
-the slowest rank). The parity check, the calibration and the count of FLOPs work outside the
-measured steps: no step's time holds them, and "once a run" says how much longer the whole command
-takes beside its measured steps.
+same keys `false`, and 0. Both record every step, as every run does. A step's time counts the
+writing of records (`wall_s` + `recording_s` of the slowest rank).
+
+Processes differ from each other by more than what is looked for. So both sides are in the same
+processes: dpexp's own loop, recorder and sinks make a block of steps (about half a second) with
+everything on, one with everything off, and another with everything off, in an order drawn anew for
+each of {turns} turns; and all of it in several launches of fresh processes. "on against off" is the
+median over all turns of on against the mean of both off, with the 95 % interval of a bootstrap that
+draws launches, and turns within them. "off against off" is the same interval of the two off sides:
+the noise of the method.
+
+The parity check, the calibration and the count of FLOPs work outside the measured steps: no step's
+time holds them, and "once a run" says how much longer the whole command takes beside its measured
+steps.
 
 {costs}
 

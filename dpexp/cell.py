@@ -6,7 +6,7 @@ import platform
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from dpexp.console import leave_quietly
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.provenance import code_of, git_state
+from dpexp.publishing import record
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 
@@ -64,7 +65,7 @@ def run_cell(
         facts = gather_facts()
         code = code_of(to_plain(config), user_dir)
         environment = {**describe_environment(facts), "host": platform.node(), "code": code}
-        with _interrupts_recorded(folder):
+        with _interrupts_recorded(folder, user_dir):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
@@ -83,7 +84,9 @@ def run_cell(
                 "that search have different batches"
             )
             result = replace(result, batch_search=search, notes=[*result.notes, note])
-        result.write(folder / "run.json")
+        recorded = record(result, folder, user_dir)
+        announce(recorded.notes[len(result.notes) :])
+        result = recorded
     return result
 
 
@@ -204,7 +207,7 @@ def announce(notes: Any) -> None:
 
 
 @contextmanager
-def _interrupts_recorded(folder: Path) -> Iterator[None]:
+def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
     """Around all that starts ranks: a signal that ends them is written down.
 
     Raises:
@@ -220,5 +223,6 @@ def _interrupts_recorded(folder: Path) -> Iterator[None]:
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
         result = replace(stop.result, notes=[*stop.result.notes, "see steps.rank*.csv"])
-        result.write(folder / "run.json")
+        with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record
+            result = record(result, folder, user_dir)
         raise InterruptedRunError(stop.signum, result) from None

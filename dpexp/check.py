@@ -7,6 +7,7 @@ from typing import Any
 
 from dpexp.bounds import check_bounds
 from dpexp.check_measuring import check_measuring
+from dpexp.check_sinks import check_sinks
 from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.extras import refuse_missing
 from dpexp.resuming import check_resuming
@@ -76,6 +77,7 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
     _check_model(config)
     _check_loader(config)
     _check_entries(config)
+    check_sinks(config.sinks)
     check_measuring(config)
 
 
@@ -145,12 +147,14 @@ def _check_options(config: Config) -> None:
                     f"is an option of {strategy.value}, not of {name}",
                     fix=f"parallel={strategy.value}",
                 )
-    if options.bucket_cap_mb is not None and not 0 < options.bucket_cap_mb < 2**20:
+    cap = options.bucket_cap_mb
+    if cap not in (None, "auto") and not (type(cap) in (int, float) and 0 < cap < 2**20):
         raise ConfigError(
             "parallel.bucket_cap_mb",
-            options.bucket_cap_mb,
-            "must be more than 0 MiB and less than a TiB",
-            fix="parallel.bucket_cap_mb=25",
+            cap,
+            "is no size of a bucket",
+            allowed="auto, or a number of MiB: more than 0, less than a TiB",
+            fix="parallel.bucket_cap_mb=auto",
         )
     if "wrap" in own and not _is_wrap(options.wrap):
         raise ConfigError(

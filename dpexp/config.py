@@ -59,6 +59,10 @@ def load(composed: DictConfig) -> Config:
             values[spec.name] = _typed(spec.name, _TYPES[spec.name], value)
     for group in ("dataset", "model", "optimizer"):
         _check_target(group, values[group])
+    for name, node in values["sinks"].items():
+        if not isinstance(node, dict):
+            raise ConfigError(f"sinks.{name}", node, "must be a node with a _target_")
+        _check_target(f"sinks.{name}", node)
     return Config(**values, extra=plain)
 
 

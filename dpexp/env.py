@@ -89,6 +89,17 @@ def full_errors() -> bool:
     return os.environ.get(_WANTED, os.environ.get(_HYDRA)) == "1"
 
 
+def quiet_trackers() -> None:
+    """Keep trackers from telling their makers of their use; what the user has set stands."""
+    for name, value in {
+        "DO_NOT_TRACK": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "WANDB_ERROR_REPORTING": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
 def snapshot() -> dict[str, str]:
     """A copy of the whole environment, to hand to processes forked from another one."""
     return dict(os.environ)

@@ -6,9 +6,9 @@ Times are in seconds, sizes in bytes; every name carries its unit. Frozen throug
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 from dpexp.files import write_whole
 from dpexp.identity import config_hash, strict_json
@@ -196,28 +196,63 @@ class RunResult:
         write_whole(path, self.to_json())
 
 
+@final
+class LaterSchemaError(ValueError):
+    """A result was written by a later dpexp."""
+
+
 def run_result_from(plain: dict[str, Any]) -> RunResult:
-    """The RunResult of :func:`read_run`'s data; what this version does not know is left out."""
-    known = {spec.name for spec in fields(RunResult)}
-    kept = {key: value for key, value in plain.items() if key in known}
-    error, timing = plain.get("error"), plain.get("timing")
-    names = {spec.name for spec in fields(ErrorRecord)}
-    if error is not None:
-        kept["error"] = ErrorRecord(**{key: error[key] for key in names & set(error)})
+    """The RunResult that was written as `plain`; keys that this version does not know are left."""
+    known = {spec.name: plain[spec.name] for spec in fields(RunResult) if spec.name in plain}
+    timing, error = known.get("timing"), known.get("error")
     if timing is not None:
-        kept["timing"] = {phase: PhaseSummary(**each) for phase, each in timing.items()}
-    return RunResult(**kept)
+        known["timing"] = {phase: PhaseSummary(**summary) for phase, summary in timing.items()}
+    if error is not None:
+        known["error"] = ErrorRecord(**error)
+    return RunResult(**known)
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Read a ``run.json``.
+    """Read a ``run.json`` of this or of an earlier version.
+
+    Fields that the version which wrote it did not have are there as if nothing were known of them.
+    Those of `config` and `environment` are as they were written.
 
     Raises:
-        ValueError: it is not one, or of a later schema than this version knows.
+        OSError: it cannot be read.
+        LaterSchemaError: it is of a later schema than this version knows.
+        ValueError: it is no result, or not a whole one.
     """
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(data, dict) or "schema" not in data or "status" not in data:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not whole, or no JSON: {error}") from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, int) or "status" not in data:
         raise ValueError(f"{path} is not a dpexp result")
-    if data["schema"] > SCHEMA:
-        raise ValueError(f"{path} has schema {data['schema']}; this dpexp reads up to {SCHEMA}")
-    return data
+    if schema > SCHEMA:
+        raise LaterSchemaError(f"{path} has schema {schema}; this dpexp reads up to {SCHEMA}")
+    lacking = [name for name in _needed() if name not in data]
+    if lacking:
+        raise ValueError(f"{path} is not a dpexp result: it has no {', '.join(lacking)}")
+    if not isinstance(data["config"], dict) or not isinstance(data["environment"], dict):
+        raise ValueError(f"{path} is not a dpexp result: config and environment have no keys")
+    return {**_unknown(), "config_hash": config_hash(data["config"]), **data}
+
+
+def _needed() -> list[str]:
+    """What every version has written."""
+    return [
+        spec.name
+        for spec in fields(RunResult)
+        if spec.default is MISSING and spec.default_factory is MISSING
+    ]
+
+
+def _unknown() -> dict[str, Any]:
+    """The fields of a result of which nothing is known."""
+    return {
+        spec.name: spec.default_factory() if spec.default_factory is not MISSING else spec.default
+        for spec in fields(RunResult)
+        if spec.name not in _needed()
+    }

@@ -67,11 +67,11 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
 def _one_bucket(plan: RunPlan, rank: RankResult) -> list[str]:
     """A note where DDP has nothing that could travel while backward goes on."""
     comm = rank.comm or {}
-    cap = plan.config.parallel.bucket_cap_mb
+    cap: Any = plan.config.parallel.bucket_cap_mb
     if cap is None or comm.get("collectives_per_step") != 1 or comm["bytes_per_step"] < 2**20:
         return []
     return [
-        f"all gradients travel in one bucket (parallel.bucket_cap_mb={cap:g}), so nothing of them "
+        f"all gradients travel in one bucket (parallel.bucket_cap_mb={cap}), so nothing of them "
         "can travel while backward goes on; try a smaller one"
     ]
 

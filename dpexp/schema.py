@@ -147,7 +147,9 @@ class ParallelConfig:
     strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
     backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")
-    bucket_cap_mb: float | None = doc("ddp: size of a gradient bucket in MiB")
+    bucket_cap_mb: Any | None = doc(
+        "ddp: size of a gradient bucket in MiB; auto = torch's own (25, the first bucket 1)"
+    )
     find_unused_parameters: bool | None = doc("ddp: look for parameters without gradient each step")
     static_graph: bool | None = doc("ddp: promise that the graph never changes")
     gradient_as_bucket_view: bool | None = doc("ddp: gradients are views into the buckets")
@@ -179,6 +181,11 @@ class Config:
     )
     parallel: ParallelConfig = doc("none, dp, ddp or fsdp", "groups")
     optimizer: dict[str, Any] = doc("sgd, adamw, or custom with any _target_", "groups")
+    sinks: dict[str, Any] = doc(
+        "where runs are written besides their folder: none, mlflow, wandb, custom with any "
+        "_target_, or several in brackets",
+        "groups",
+    )
     task: Task = doc(
         "forward (no gradients), train (loss, backward, optimizer) or evaluate (metric over all "
         "samples)",

@@ -36,7 +36,15 @@ from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble
 from dpexp.shapes import ShapeLog, watch_submodules
-from dpexp.sinks import CsvSink, ProgressSink, Sink, TensorBoardSink, write_shapes, write_timeline
+from dpexp.sinks import (
+    CsvSink,
+    ProgressSink,
+    Sink,
+    TensorBoardSink,
+    sink_class,
+    write_shapes,
+    write_timeline,
+)
 from dpexp.sinks.tensorboard import code_block
 from dpexp.timing import make_clock
 from dpexp.tracing import take_trace
@@ -62,6 +70,10 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
 
     Writes ``steps.rank<r>.csv``; on rank 0 also the event file and ``shapes.csv``.
     """
+    if rank == 0:
+        # They are made after the run; a name that is wrong is told before it.
+        for name, node in job.plan.config.sinks.items():
+            sink_class(name, node)
     device = prepare(job.plan, rank)
     comm = connect(job.plan, rank)
     board = TensorBoardSink(job.folder) if rank == 0 else None

@@ -160,6 +160,32 @@ def make_run_result(strategy: str = "none", num_devices: int = 1, **overrides: A
     return replace(assemble(plan, {"cores": 4}, ranks), **overrides)
 
 
+def make_run_data(
+    strategy: str = "none",
+    num_devices: int = 1,
+    *,
+    rate: float = 100.0,
+    keys: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> dict[str, Any]:
+    """``run.json`` data of a run that did `rate` samples in a second.
+
+    Args:
+        keys: values of the config, by dotted key; None = that the run.json does not have it.
+    """
+    throughput = {"samples_per_s": rate, "samples_measured": rate, "wall_s": 1.0}
+    run = make_run_result(strategy, num_devices, throughput=throughput).to_dict()
+    for key, value in (keys or {}).items():
+        *nodes, last = key.split(".")
+        node = run["config"]
+        for name in nodes:
+            node = node[name]
+        node[last] = value
+        if value is None:
+            del node[last]
+    return {**run, **overrides}
+
+
 class FakeComm(Comm):
     """One rank of several, whose peers always bring the same values."""
 

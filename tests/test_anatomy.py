@@ -340,31 +340,34 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from dpexp.models import mlp
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 found = {}
-for unused in (False, True):
-    model = DDP(mlp([8, 64, 32, 2]), bucket_cap_mb=0.003, find_unused_parameters=unused)
-    for _ in range(3):
-        model(torch.ones(4, 8)).sum().backward()
-    data = model._get_ddp_logging_data()
-    found[unused] = [data["bucket_sizes"], data.get("rebuilt_bucket_sizes")]
-    del model
+for cap, widths in ((0.003, [8, 64, 32, 2]), (None, [8, 640, 640, 640, 2])):
+    for unused in (False, True):
+        model = DDP(mlp(widths), bucket_cap_mb=cap, find_unused_parameters=unused)
+        for _ in range(3):
+            model(torch.ones(4, 8)).sum().backward()
+        data = model._get_ddp_logging_data()
+        found[f"{cap} {unused}"] = [data["bucket_sizes"], data.get("rebuilt_bucket_sizes")]
+        del model
 dist.destroy_process_group()
-print(json.dumps([found[False], found[True]]))
+print(json.dumps(found))
 """
 
 
 def test_buckets_are_those_of_a_real_ddp(tmp_path: Any) -> None:
     command = [sys.executable, "-W", "ignore", "-c", REAL_BUCKETS, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    rebuilding, fixed = json.loads(done.stdout)
-    model = {"_target_": "dpexp.models.mlp", "widths": [8, 64, 32, 2]}
+    real = json.loads(done.stdout)
     dataset = {**random_rows(), "features": 8}
-    for unused, (first, later) in ((False, rebuilding), (True, fixed)):
-        options = {"bucket_cap_mb": 0.003, "find_unused_parameters": unused}
-        buckets = train("ddp", 2, model=model, dataset=dataset, parallel=options).buckets
-        assert buckets is not None
-        assert [bucket.bytes for bucket in buckets.first_step] == _numbers(first)
-        assert [bucket.bytes for bucket in buckets.later] == _numbers(later or first)
-    assert len(_numbers(rebuilding[1])) > 1
+    for cap, widths in ((0.003, [8, 64, 32, 2]), ("auto", [8, 640, 640, 640, 2])):
+        model = {"_target_": "dpexp.models.mlp", "widths": widths}
+        for unused in (False, True):
+            options = {"bucket_cap_mb": cap, "find_unused_parameters": unused}
+            buckets = train("ddp", 2, model=model, dataset=dataset, parallel=options).buckets
+            first, later = real[f"{None if cap == 'auto' else cap} {unused}"]
+            assert buckets is not None
+            assert [bucket.bytes for bucket in buckets.first_step] == _numbers(first)
+            assert [bucket.bytes for bucket in buckets.later] == _numbers(later or first)
+            assert len(buckets.later) > 1
 
 
 def _numbers(text: str) -> list[int]:

@@ -16,6 +16,7 @@ from dpexp.comparing import (
     SLOWER,
     Interval,
     Timed,
+    lost_more_than,
     noise_floor,
     rate,
     ratio,
@@ -219,3 +220,19 @@ def test_two_runs_differ_by_less_than_the_noise_floor_in_about_95_of_100_cases()
         difference = abs(random.normal(0, 0.03) - random.normal(0, 0.03))
         inside.append(difference <= math.log1p(floor))
     assert 0.92 <= np.mean(inside) <= 0.98
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "lost"),
+    [
+        (0.90, 0.969, True),
+        (0.90, 0.971, None),
+        (0.969, 1.2, None),
+        (0.97, 1.2, False),
+        (1.1, 1.2, False),
+    ],
+)
+def test_a_loss_beyond_the_limit_is_claimed_or_denied_by_the_whole_interval(
+    low: float, high: float, lost: bool | None
+) -> None:
+    assert lost_more_than(0.03, Interval(math.sqrt(low * high), low, high, "5 repeats")) is lost

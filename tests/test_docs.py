@@ -37,6 +37,7 @@ NOT_RUN = {
     "make test": "would run this test again",
     "python3 -m venv .venv": "makes an environment of its own and installs torch into it",
     "tensorboard --logdir outputs": "a server: it runs until it is stopped",
+    "pip install -e '.[mlflow,wandb]'": "installs trackers; tests/extras/test_trackers.py has them",
 }
 # Commands that are shown because they are refused, with their exit status.
 REFUSED = {'python -m dpexp device="cuda: 0"': 1}
@@ -45,6 +46,7 @@ MADE_BY_USERS = {"make_data.py", "mynet.py", "scale.py", "myconf/model/mynet.yam
 MADE_BY_TOOLS = {
     ".venv/",
     ".hydra/",
+    "wandb/",
     "scaling/",
     "earlier/",
     "report.md",

@@ -45,11 +45,13 @@ LAYERS: dict[int, list[str]] = {
         "bounds",
         "check",
         "check_measuring",
+        "check_sinks",
         "extra_work",
         "schedule",
         "plan",
         "repeats",
         "resuming",
+        "help_text",
         "results",
         "server",
         "logs",
@@ -114,8 +116,12 @@ LAYERS: dict[int, list[str]] = {
         "sinks.base",
         "sinks.console",
         "sinks.csv",
+        "sinks.facts",
+        "sinks.mlflow",
+        "sinks.opening",
         "sinks.tensorboard",
         "sinks.timeline",
+        "sinks.wandb",
     ],
     4: [
         "assembly",
@@ -157,7 +163,10 @@ LAYERS: dict[int, list[str]] = {
         "repeating",
         "compose",
         "cell",
+        "publishing",
         "console",
+        "contrast",
+        "pairing",
         "sweep",
         "report",
         "report.anatomy",
@@ -171,7 +180,14 @@ LAYERS: dict[int, list[str]] = {
         "report.tables",
         "report.waterfall",
     ],
-    6: ["api", "inspect", "__main__", ""],  # "" is the package itself, the face that users import
+    6: [
+        "api",
+        "compare",
+        "inspect",
+        "publish",
+        "__main__",
+        "",
+    ],  # "" is the package itself, the face that users import
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 # What runs before torch is wanted: the data layers, and all that a refusal or --help needs.
@@ -185,9 +201,13 @@ WITHOUT_TORCH = [
     "compose",
     "console",
     "cell",
+    "publishing",
     "sweep",
     "api",
     "inspect",
+    "pairing",
+    "contrast",
+    "compare",
     "__main__",
     "",
 ]

@@ -125,7 +125,15 @@ def test_a_written_result_is_read_back(tmp_path: Path) -> None:
         ('{"status": "ok"}', "not a dpexp result"),
         ('{"schema": 1}', "not a dpexp result"),
         ('{"schema": 2, "status": "ok"}', "has schema 2; this dpexp reads up to 1"),
-        ("", "Expecting value"),
+        ('{"schema": "1", "status": "ok"}', "not a dpexp result"),
+        ('{"schema": 1, "status": "ok", "label": "none-n1"}', "it has no config, environment"),
+        (
+            '{"schema": 1, "status": "ok", "label": "", "config": [], "environment": {}, '
+            '"parallel": "none"}',
+            "config and environment have no keys",
+        ),
+        ("", "not whole, or no JSON: Expecting value"),
+        ('{"schema": 1, "sta', "not whole, or no JSON"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -133,6 +141,16 @@ def test_another_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_run(file)
+
+
+def test_of_fields_that_an_earlier_version_did_not_write_nothing_is_known(tmp_path: Path) -> None:
+    whole = written(make_run_result(), tmp_path)
+    old = {key: whole[key] for key in ("schema", "status", "label", "config", "environment")}
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**old, "parallel": "none"}))
+    found = read_run(file)
+    assert found.keys() == whole.keys()
+    assert (found["comm"], found["repeat"], found["injected"]) == (None, 0, [])
 
 
 @pytest.mark.parametrize("metric", [None, {"name": "accuracy", "value": 0.8, "samples": 5}])

@@ -44,12 +44,13 @@ def ddp_buckets(model: nn.Module, plan: RunPlan, arrival: Sequence[int]) -> Buck
 
     Without `find_unused_parameters` the first step has one bucket a type; after it buckets are
     built again in the order in which gradients came, and stay. With it they are built once, from
-    the last parameter to the first. dpexp always names `bucket_cap_mb`, so the first bucket is
-    not smaller than the others (torch/nn/parallel/distributed.py, `_BucketCapacityConfig`).
+    the last parameter to the first.
 
     Args:
         arrival: indices of trainable parameters in the order of their gradients; empty = unknown.
     """
+    from dpexp.parallel.ddp import bucket_caps_mib
+
     options = plan.config.parallel
     pairs = _reduced(model)
     tensors: list[torch.Tensor] = [parameter for _, parameter in pairs]
@@ -57,16 +58,16 @@ def ddp_buckets(model: nn.Module, plan: RunPlan, arrival: Sequence[int]) -> Buck
         isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse for module, _ in pairs
     ]
     assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
-    cap = int((options.bucket_cap_mb or 0) * MIB)
+    first_cap, cap = (int(mib * MIB) for mib in bucket_caps_mib(options))
     rebuilt = bool(options.static_graph) or not options.find_unused_parameters
-    limit = sys.maxsize if rebuilt else cap
-    indices, _ = assign(tensors, [limit], sparse)
+    indices, _ = assign(tensors, [sys.maxsize] if rebuilt else [first_cap, cap], sparse)
     first = _buckets(list(reversed(indices)), tensors)
     if not rebuilt:
         return Buckets(first, first, "from the last parameter to the first")
     known = len(arrival) == len(tensors)
     order = list(arrival) if known else list(reversed(range(len(tensors))))
-    indices, _ = assign([tensors[i] for i in order], [cap], [sparse[i] for i in order], order)
+    arriving, odd = [tensors[i] for i in order], [sparse[i] for i in order]
+    indices, _ = assign(arriving, [first_cap, cap], odd, order)
     where = (
         "in which this model's gradients come"
         if known

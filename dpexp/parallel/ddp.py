@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import nn
@@ -17,7 +17,10 @@ from dpexp.parallel.chunks import own_or_borrowed, weighted
 from dpexp.parallel.collectives import CollectiveLog
 from dpexp.parallel.hooks import add_comm_hook
 from dpexp.schedule import Indices, chunk_sizes
-from dpexp.schema import CommHook
+from dpexp.schema import CommHook, ParallelConfig
+
+# torch's own sizes, where none is given.
+FIRST_BUCKET_MIB, BUCKET_MIB = 1.0, 25.0
 
 
 @final
@@ -42,14 +45,15 @@ class DistributedDataParallel(Strategy):
             self._model = self._wrapped = MeasuredDDP(
                 model,
                 device_ids=None if self.device.type == "cpu" else [self.device],
-                bucket_cap_mb=options.bucket_cap_mb,
+                bucket_cap_mb=None if options.bucket_cap_mb == "auto" else options.bucket_cap_mb,
                 find_unused_parameters=bool(options.find_unused_parameters),
                 static_graph=bool(options.static_graph),
                 gradient_as_bucket_view=bool(options.gradient_as_bucket_view),
                 broadcast_buffers=bool(options.broadcast_buffers),
             )
         if self.plan.backend == "gloo" and options.comm_hook is CommHook.powersgd:
-            _refuse_several_buckets(model, options.bucket_cap_mb or 0.0)
+            first_mib, _ = bucket_caps_mib(options)
+            _refuse_several_buckets(model, first_mib)
         self.log = self._wrapped.log = self._timed_collectives(blocking=False)
         if add_comm_hook(self._wrapped, options, self.log):
             self.loss_divisor = 1.0
@@ -91,6 +95,18 @@ class DistributedDataParallel(Strategy):
     def close(self) -> None:
         # DDP must be gone before the process group is: see worker.py.
         del self._model, self._wrapped
+
+
+def bucket_caps_mib(options: ParallelConfig) -> tuple[float, float]:
+    """How large DDP makes the first bucket of a step, and how large the others.
+
+    Where no size is given torch makes the first one small, so that it travels soon
+    (torch/nn/parallel/distributed.py, `_BucketCapacityConfig`).
+    """
+    if options.bucket_cap_mb == "auto":
+        return FIRST_BUCKET_MIB, BUCKET_MIB
+    cap_mib = cast(float, options.bucket_cap_mb)
+    return cap_mib, cap_mib
 
 
 def _refuse_several_buckets(model: nn.Module, cap_mib: float) -> None:

@@ -119,7 +119,7 @@ def test_torch_gets_the_options_of_the_config_and_no_device_ids_on_a_cpu(
     assert isinstance(strategy._model, Wrapper)
     assert strategy._model.options == {
         "device_ids": ids,
-        "bucket_cap_mb": 25.0,
+        "bucket_cap_mb": None,
         "find_unused_parameters": False,
         "static_graph": False,
         "gradient_as_bucket_view": False,
