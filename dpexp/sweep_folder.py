@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from dpexp.cell import announce
 from dpexp.config import OF_THE_SWEEP
 from dpexp.errors import ConfigError
 from dpexp.files import write_whole
-from dpexp.records import SCHEMA
+from dpexp.records import LaterSchemaError, read_run
 from dpexp.resuming import Found, Planned, in_first_order, to_run, without_own
 from dpexp.schema_measuring import Rerun
 from dpexp.sweep_lock import RECORD
@@ -94,19 +93,16 @@ def found_cells(folder: Path) -> dict[int, Found]:
 
 def _result(folder: Path) -> dict[str, Any] | None:
     try:
-        data = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(data, dict) or not isinstance(data.get("status"), str):
-        return None
-    if not isinstance(data.get("schema"), int) or data["schema"] > SCHEMA:
+        return read_run(folder / "run.json")
+    except LaterSchemaError as error:
         raise ConfigError(
             "resume",
             str(folder.parent),
-            f"{folder.name}/run.json has schema {data.get('schema')}; this dpexp knows {SCHEMA}",
+            str(error),
             fix="the version of dpexp that the sweep was started with",
-        )
-    return data
+        ) from error
+    except (OSError, ValueError):
+        return None
 
 
 def left_to_run(folder: Path, planned: Sequence[Planned], rerun: Rerun | None) -> list[int]:

@@ -57,6 +57,7 @@ LAYERS: dict[int, list[str]] = {
         "plan",
         "repeats",
         "resuming",
+        "help_text",
         "results",
         "server",
         "logs",

@@ -43,10 +43,15 @@ def cell(folder: Path, name: str, status: str | None, text: str | None = None) -
     made.mkdir()
     (made / "events.out.tfevents.1.host").write_text("e")
     if text is None and status is not None:
-        text = json.dumps({"schema": 1, "status": status, "config": {"a": 1}})
+        text = run_json(status)
     if text is not None:
         (made / "run.json").write_text(text)
     return made
+
+
+def run_json(status: str, a: int = 1, schema: int = 1) -> str:
+    run = {"schema": schema, "status": status, "label": "c", "parallel": "none"}
+    return json.dumps({**run, "config": {"a": a}, "environment": {}})
 
 
 def planned(count: int) -> list[Planned]:
@@ -185,10 +190,10 @@ def test_what_is_kept_overwrites_nothing(tmp_path: Path) -> None:
 
 def test_a_refusal_moves_nothing(tmp_path: Path) -> None:
     cell(tmp_path, "0_c", "failed")
-    cell(tmp_path, "1_c", "ok", text='{"schema": 1, "status": "ok", "config": {"a": 2}}')
+    cell(tmp_path, "1_c", "ok", text=run_json("ok", a=2))
     with pytest.raises(ConfigError, match="1_c is done, with another config: a: 2, now 1"):
         left_to_run(tmp_path, planned(2), None)
-    (tmp_path / "1_c/run.json").write_text('{"schema": 99, "status": "ok"}')
+    (tmp_path / "1_c/run.json").write_text(run_json("ok", schema=99))
     with pytest.raises(ConfigError, match="has schema 99"):
         left_to_run(tmp_path, planned(2), None)
     assert not (tmp_path / "earlier").exists()
