@@ -44,7 +44,7 @@ def help_text(experiments: Sequence[str]) -> str:
 
 
 def _key_lines(name: str, doc: str) -> list[str]:
-    return _nested_lines(name) if name in NESTED else [f"  {name:<18}{doc}"]
+    return _nested_lines(name) if name in NESTED else [f"  {name:<19}{doc}"]
 
 
 def _nested_lines(name: str) -> list[str]:
