@@ -14,12 +14,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpexp import __version__, compose, console, env
-from dpexp.cell import InterruptedRunError, claim_folder, run_cell, unreadable
+from dpexp import __version__, compose, console, env, launched_cell, launchers
+from dpexp.careful import SweepStoppedError
+from dpexp.cell import InterruptedRunError, announce, claim_folder, run_cell, unreadable
 from dpexp.config import load
 from dpexp.errors import ConfigError
 from dpexp.records import RunResult
-from dpexp.sweep import begun, finish
+from dpexp.sweep import begun, finish, is_here
 
 
 def run_job(composed: DictConfig) -> float | None:
@@ -27,6 +28,8 @@ def run_job(composed: DictConfig) -> float | None:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     in_sweep = settings.mode is RunMode.MULTIRUN
+    if in_sweep and not is_here():
+        launched_cell.settle(outlives_sweep=launchers.target_of(settings) == launchers.SLURM)
     try:
         config = load(composed)
     except ConfigError as error:
@@ -40,7 +43,9 @@ def run_job(composed: DictConfig) -> float | None:
     except ConfigError as error:
         console.refuse(error)
     try:
-        result = run_cell(config, folder, Path(settings.runtime.cwd), in_sweep=in_sweep)
+        told = _launchers_notes(settings) if in_sweep else []
+        user_dir = Path(settings.runtime.cwd)
+        result = run_cell(config, folder, user_dir, in_sweep=in_sweep, told=told)
     except ConfigError as error:
         compose.discard(folder)
         console.refuse(error)
@@ -50,6 +55,12 @@ def run_job(composed: DictConfig) -> float | None:
         return None
     _report(result, folder, in_sweep)
     return (result.throughput or {}).get("samples_per_s")
+
+
+def _launchers_notes(settings: Any) -> list[str]:
+    together, changed = launchers.simultaneous(settings), launchers.changed_variables(settings)
+    announce(changed)
+    return [*([together] if together else []), *changed]  # the sweep has told the first
 
 
 def _report(result: RunResult, folder: Path, in_sweep: bool) -> None:
@@ -68,6 +79,7 @@ def main() -> None:
     console.open_closed_streams()
     signal.signal(signal.SIGINT, console.leave_quietly)
     env.take_over_hydra_errors()
+    env.remember_typed()
     compose.register()
     arguments = sys.argv[1:]
     if "--version" in arguments:
@@ -90,6 +102,10 @@ def main() -> None:
         console.refuse(compose.explain(error, arguments), cause=error)
     except OSError as error:
         console.refuse(compose.explain_os(error), cause=error)
+    except SweepStoppedError as stop:
+        print(f"dpexp: {stop}", file=sys.stderr)
+        finish(stop.folder, stop.overrides)
+        sys.exit(128 + stop.signum)
     except KeyboardInterrupt:
         sys.exit(130)
     if outer is not None:
@@ -100,8 +116,11 @@ def main() -> None:
 
 def _interrupted(stop: InterruptedRunError, folder: Path, in_sweep: bool) -> NoReturn:
     print(f"{stop.result.label}: {stop}; its steps so far are in {folder}", file=sys.stderr)
+    settings = HydraConfig.get()
+    if in_sweep and not is_here():
+        alone = launchers.target_of(settings) in launchers.ONE_PROCESS_A_CELL
+        launched_cell.end(stop.signum, alone=alone)
     if in_sweep:
-        settings = HydraConfig.get()
         base = Path(settings.runtime.cwd) / settings.sweep.dir  # chdir may have moved us
         finish(base, [str(entry) for entry in settings.overrides.task])
     sys.exit(128 + stop.signum)

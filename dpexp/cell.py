@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,12 @@ class InterruptedRunError(Exception):
 
 
 def run_cell(
-    config: Config, folder: Path, user_dir: Path, *, in_sweep: bool = False
+    config: Config,
+    folder: Path,
+    user_dir: Path,
+    *,
+    in_sweep: bool = False,
+    told: Sequence[str] = (),
 ) -> RunResult | None:
     """Plan, run and record one configuration.
 
@@ -38,6 +43,7 @@ def run_cell(
         folder: the run's own folder; exists, and holds no other run.
         user_dir: where the user started: her modules and relative paths are found there.
         in_sweep: refusals become results (``failed`` or ``skipped``) instead of errors.
+        told: notes for the record that the user has been shown already.
 
     Returns:
         The result, also written to ``run.json``; None on a rank other than 0 under torchrun.
@@ -61,6 +67,8 @@ def run_cell(
         environment = describe_environment(facts)
         with _interrupts_recorded(folder):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
+            announce(plan.notes)
+            plan = replace(plan, notes=(*plan.notes, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if not in_sweep:
@@ -108,7 +116,6 @@ def _run(
     from dpexp.worker import RankJob
 
     outer = env.outer_launcher()
-    announce(plan.notes)
     if plan.config.shapes.print and (outer is None or outer.rank == 0):
         print(greeting(plan), flush=True)
     job = RankJob(plan, environment, folder)

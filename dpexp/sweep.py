@@ -11,15 +11,21 @@ from typing import Any, final
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from dpexp.cell import claim_folder, claim_sweep_folder
+from dpexp.cell import announce, claim_folder, claim_sweep_folder
 from dpexp.check import check
 from dpexp.config import load
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
+from dpexp.launchers import refuse_launcher, simultaneous
 from dpexp.repeating import refuse_other_sweepers
 
 # The folder of the sweep that Hydra has begun in this context, for one that ends before its cells.
 begun: ContextVar[Path | None] = ContextVar("begun", default=None)
+
+
+def is_here() -> bool:
+    """Whether this process is the sweep's own, and not one that a launcher started for cells."""
+    return begun.get() is not None
 
 
 @final
@@ -40,10 +46,14 @@ class DpexpCallback(Callback):
         folder = Path(config.hydra.sweep.dir)
         try:
             refuse_other_sweepers(config)
+            refuse_launcher(config.hydra)
             claim_sweep_folder(folder)
         except ConfigError as error:
             refuse(error)
         begun.set(folder)
+        together = simultaneous(config.hydra)
+        if together is not None:
+            announce([together])
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)

@@ -1,0 +1,301 @@
+"""Around a launcher that runs cells in other processes: what it loses, and how it is stopped.
+
+With Hydra's basic launcher a cell runs here, and its end is written here. With the others a cell's
+process may be killed, by the system or by a signal to the sweep; those launchers then give up and
+keep nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import psutil
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from dpexp import env
+from dpexp.launchers import BASIC, LOCAL, RAY, SLURM, name_of, target_of
+from dpexp.lifeline import GRACE_S
+from dpexp.records import ErrorRecord, RunResult, read_run
+
+# What cells get to end and to write: longer than the agent gives their ranks.
+WIND_DOWN_S = GRACE_S + 5
+POLL_S = 0.05
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SweepStoppedError(Exception):
+    """A signal ended the sweep; no process of it is left, its report is not written yet."""
+
+    def __init__(self, signum: int, folder: Path, overrides: list[str]) -> None:
+        self.signum = signum
+        self.folder = folder
+        self.overrides = overrides
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+
+
+class _Stop(BaseException):  # noqa: N818
+    """The same inside the launcher, which must not catch it."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+
+
+def careful_launcher(
+    hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+) -> Launcher:
+    """The launcher that `config` names; with others than the basic one, this module around it."""
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=hydra_context, task_function=task_function, config=config
+    )
+    if target_of(config.hydra) == BASIC:
+        return launcher
+    return CarefulLauncher(launcher, hydra_context, config)
+
+
+@final
+class CarefulLauncher(Launcher):
+    """Gives every cell an end on disk, and ends every process, whatever the launcher does."""
+
+    def __init__(self, inner: Launcher, context: HydraContext, config: DictConfig) -> None:
+        self._inner = inner
+        self._context = context
+        self._config = config
+        self._folder = Path(config.hydra.sweep.dir)
+        self._others: set[int] = set()  # processes that are not the launcher's
+        self._stopping = False
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        self._inner.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Launch all jobs and wait for them.
+
+        Raises:
+            HydraException: the launcher could not start a single one.
+            SweepStoppedError: a signal came.
+        """
+        this = psutil.Process()
+        env.announce_sweep(socket.gethostname(), this.pid, this.create_time())
+        self._others = {child.pid for child in this.children(recursive=True)}
+        with ExitStack() as stack:
+            stack.enter_context(_signals(self._stop))
+            if target_of(self._config.hydra) in (LOCAL, SLURM):
+                stack.enter_context(_patient_submitit())
+            if target_of(self._config.hydra) == RAY:
+                stack.enter_context(_private_ray(self._inner))
+            try:
+                returns = self._inner.launch(job_overrides, initial_job_idx)
+            except _Stop as stop:
+                self._end_all()
+                for folder in self._unfinished():
+                    _record_lost(folder, "interrupted", "the sweep was stopped")
+                overrides = [str(entry) for entry in self._config.hydra.overrides.task]
+                raise SweepStoppedError(stop.signum, self._folder, overrides) from None
+            except Exception as error:
+                self._end_all()
+                return self._after_failure(job_overrides, initial_job_idx, error)
+        return self._ended(returns, job_overrides, initial_job_idx)
+
+    def _after_failure(
+        self, jobs: Sequence[Sequence[str]], first: int, error: Exception
+    ) -> Sequence[JobReturn]:
+        """The launcher gave up: cells that have no result get one that says so."""
+        name = name_of(self._config.hydra)
+        text = " ".join(str(error).split()) or type(error).__name__
+        if not any(self._folder.glob("*/run.json")) and not self._unfinished():
+            raise HydraException(f"hydra/launcher={name}: {text}") from error
+        print(f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}", file=sys.stderr)
+        lost = JobReturn(status=JobStatus.FAILED)
+        lost.return_value = error
+        return self._ended([lost] * len(jobs), jobs, first)
+
+    def _ended(
+        self, returns: Sequence[JobReturn], jobs: Sequence[Sequence[str]], first: int
+    ) -> Sequence[JobReturn]:
+        """What the jobs returned; for those that came to no end, what is on disk."""
+        if all(job.status is JobStatus.COMPLETED for job in returns):
+            return returns
+        done = []
+        for number, (job, overrides) in enumerate(zip(returns, jobs, strict=True), start=first):
+            if job.status is not JobStatus.COMPLETED:
+                folder, composed = self._cell(number, overrides)
+                if not (folder / "run.json").exists():
+                    began = (folder / ".hydra").exists()
+                    why = f"{type(job._return_value).__name__}: {job._return_value}"
+                    said = "its process ended without a word" if began else "it did not begin"
+                    _record_lost(folder, "failed", f"{said} ({why})", composed)
+                throughput = read_run(folder / "run.json").get("throughput") or {}
+                job = JobReturn(status=JobStatus.COMPLETED)
+                job.return_value = throughput.get("samples_per_s")
+            done.append(job)
+        return done
+
+    def _cell(self, number: int, overrides: Sequence[str]) -> tuple[Path, dict[str, Any]]:
+        """The folder of a job and its config, as its process would find them."""
+        loader = self._context.config_loader
+        composed = loader.load_sweep_config(self._config, list(overrides))
+        with open_dict(composed):
+            composed.hydra.job.num = number
+        folder = self._folder / str(OmegaConf.select(composed, "hydra.sweep.subdir"))
+        plain: Any = OmegaConf.to_container(composed, resolve=False)
+        del plain["hydra"]
+        return folder, plain
+
+    def _unfinished(self) -> list[Path]:
+        """Folders of cells that have begun and have no result."""
+        began = [path.parent for path in self._folder.glob("*/.hydra")]
+        return [folder for folder in began if not (folder / "run.json").exists()]
+
+    def _stop(self, signum: int, _frame: Any) -> None:
+        """Handler of a signal to the sweep: let the cells write what they have, then stop."""
+        if self._stopping:  # told twice: at once
+            self._end_all()
+            os._exit(128 + signum)
+        self._stopping = True
+        cells = [child for child in self._processes() if _leads_a_group(child)]
+        for cell in cells:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                cell.terminate()
+        for _ in range(int(WIND_DOWN_S / POLL_S)):
+            if not self._unfinished() or not any(cell.is_running() for cell in cells):
+                break
+            time.sleep(POLL_S)
+        raise _Stop(signum)
+
+    def _processes(self) -> list[psutil.Process]:
+        children = psutil.Process().children(recursive=True)
+        return [child for child in children if child.pid not in self._others]
+
+    def _end_all(self) -> None:
+        """End what the launcher has started and what that has started."""
+        found = self._processes()
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=GRACE_S)
+
+
+def _leads_a_group(process: psutil.Process) -> bool:
+    """Whether a cell has settled in it (launched_cell.py)."""
+    try:
+        return os.getpgid(process.pid) == process.pid
+    except ProcessLookupError:
+        return False
+
+
+def _record_lost(
+    folder: Path, status: str, message: str, config: dict[str, Any] | None = None
+) -> None:
+    """Write the result of a cell whose own process cannot.
+
+    Args:
+        config: as composed; None takes it from the folder of a cell that has begun.
+    """
+    if config is None:
+        loaded: Any = OmegaConf.to_container(OmegaConf.load(folder / ".hydra/config.yaml"))
+        config = dict(loaded)
+    strategy = str((config.get("parallel") or {}).get("strategy"))
+    count = config.get("num_devices")
+    kind = "interrupted" if status == "interrupted" else "crash"
+    folder.mkdir(parents=True, exist_ok=True)
+    RunResult(
+        status=status,
+        label=f"{strategy}-n{count}",
+        config=config,
+        environment={"variables": env.recorded()},
+        parallel=strategy,
+        num_devices=count if isinstance(count, int) else None,
+        scaling=str(config.get("scaling")),
+        error=ErrorRecord(kind, "Launcher", message),
+        repeat=config.get("repeat", 0),
+        notes=["see steps.rank*.csv"] if any(folder.glob("steps.rank*.csv")) else [],
+    ).write(folder / "run.json")
+
+
+@contextmanager
+def _signals(handler: Any) -> Iterator[None]:
+    saved = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
+    for signum, before in saved.items():
+        if before is not signal.SIG_IGN:  # as a shell or nohup wants it
+            signal.signal(signum, handler)
+    try:
+        yield
+    finally:
+        for signum, before in saved.items():
+            signal.signal(signum, before)
+
+
+@contextmanager
+def _patient_submitit() -> Iterator[None]:
+    """A job that was killed has no result, and the launcher would not wait for the others.
+
+    Each job's end is awaited; that of a lost one becomes a failed JobReturn.
+    """
+    from submitit import Job
+    from submitit.core.utils import FailedJobError, UncompletedJobError
+
+    original = Job.results
+
+    def results(job: Any) -> list[Any]:
+        try:
+            return list(original(job))
+        except (FailedJobError, UncompletedJobError) as error:
+            lost = JobReturn(status=JobStatus.FAILED)
+            lost.return_value = RuntimeError(str(error).strip().splitlines()[0])
+            return [lost]
+
+    Job.results = results
+    try:
+        yield
+    finally:
+        Job.results = original
+
+
+@contextmanager
+def _private_ray(inner: Any) -> Iterator[None]:
+    """A cluster of this machine that keeps to it; one with an address is used as it is.
+
+    Without these settings Ray serves a dashboard, and binds its services to the machine's address.
+    """
+    env.keep_ray_quiet()
+    # Ray runs a task again whose process was lost, in the same folder.
+    inner.ray_cfg.remote.setdefault("max_retries", 0)
+    if inner.ray_cfg.init.get("address") is not None:
+        yield
+        return
+    scratch = tempfile.mkdtemp(prefix="dpexp-ray-")
+    for key, value in (
+        ("include_dashboard", False),
+        ("_node_ip_address", "127.0.0.1"),
+        ("_temp_dir", scratch),
+        ("logging_level", "WARNING"),
+    ):
+        inner.ray_cfg.init.setdefault(key, value)
+    try:
+        yield
+    finally:
+        import ray
+
+        ray.shutdown()
+        shutil.rmtree(scratch, ignore_errors=True)
+        inner.ray_cfg.init.pop("_temp_dir")
