@@ -29,12 +29,11 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpexp import env
+from dpexp.launched_cell import WIND_DOWN_S
 from dpexp.launchers import BASIC, LOCAL, RAY, SLURM, name_of, target_of
 from dpexp.lifeline import GRACE_S
 from dpexp.records import ErrorRecord, RunResult, read_run
 
-# What cells get to end and to write: longer than the agent gives their ranks.
-WIND_DOWN_S = GRACE_S + 5
 POLL_S = 0.05
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -188,7 +187,7 @@ class CarefulLauncher(Launcher):
 
     def _end_all(self) -> None:
         """End what the launcher has started and what that has started."""
-        found = self._processes()
+        found = [child for child in self._processes() if not _ends_by_itself(child)]
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -201,6 +200,14 @@ def _leads_a_group(process: psutil.Process) -> bool:
         return os.getpgid(process.pid) == process.pid
     except ProcessLookupError:
         return False
+
+
+def _ends_by_itself(process: psutil.Process) -> bool:
+    """multiprocessing's and loky's trackers remove what the others leave, and end after them."""
+    try:
+        return "resource_tracker" in " ".join(process.cmdline())
+    except psutil.Error:
+        return True
 
 
 def _record_lost(

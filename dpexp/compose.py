@@ -19,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from dpexp import env, repeating
+from dpexp import env, repeating, searching
 from dpexp.builtin import GROUPS
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
@@ -39,6 +39,7 @@ def register() -> None:
     node = {"app_name": "dpexp", "header": "", "footer": "", "template": help_page()}
     ConfigStore.instance().store(group="hydra/help", name="dpexp", node=node)
     repeating.register()
+    searching.register()
 
 
 def config_folder() -> Path:

@@ -19,17 +19,20 @@ import psutil
 from dpexp import env
 from dpexp.lifeline import GRACE_S
 
-POLL_S = 1.0
-# Longer than the sweep waits for cells that it has told to end (careful.py).
-PATIENCE_S = 4 * GRACE_S
+POLL_S = 0.5
+# What a cell gets to end and to write: longer than the agent gives its ranks.
+WIND_DOWN_S = GRACE_S + 5
+# Longer than that: the sweep waits so long for all cells, then it ends the processes.
+PATIENCE_S = WIND_DOWN_S + 4
 
 
 @final
-class _Told:
-    """SIGTERM that came while no cell was running here."""
+class _State:
+    """Of this process."""
 
-    signum: int | None = None
     settled = False
+    told: int | None = None  # a signal that came while no cell was running here
+    sweep: psutil.Process | None = None  # None also where it is on another host
 
 
 def settle(*, outlives_sweep: bool) -> None:
@@ -43,17 +46,17 @@ def settle(*, outlives_sweep: bool) -> None:
     Args:
         outlives_sweep: the process belongs to a queue, Slurm's, and goes on without the sweep.
     """
-    if not _Told.settled:
-        _Told.settled = True
+    if not _State.settled:
+        _State.settled = True
         with contextlib.suppress(PermissionError):  # the leader of a session leads its group
             os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, _note)
-        parent = None if outlives_sweep else _sweep()
-        if parent is not None:
-            args = (parent,)
-            threading.Thread(target=_watch, args=args, name="dpexp-sweep", daemon=True).start()
-    if _Told.signum is not None:
-        end(_Told.signum, alone=False)
+        if not outlives_sweep:
+            _State.sweep = _find_sweep()
+        if _State.sweep is not None:
+            threading.Thread(target=_watch, name="dpexp-sweep", daemon=True).start()
+    if _State.told is not None:
+        end(_State.told, alone=False)
 
 
 def end(signum: int, *, alone: bool) -> NoReturn:
@@ -65,37 +68,45 @@ def end(signum: int, *, alone: bool) -> NoReturn:
             may still be writing.
     """
     if not alone:
-        time.sleep(PATIENCE_S)
+        _wait(PATIENCE_S)
     os._exit(128 + signum)
 
 
 def _note(signum: int, _frame: Any) -> None:
-    _Told.signum = signum
+    _State.told = signum
 
 
-def _sweep() -> psutil.Process | None:
+def _find_sweep() -> psutil.Process | None:
     """The sweep's process, if it is one of this host."""
-    told = env.sweep_process()
-    if told is None or told[0] != socket.gethostname():
+    known = env.sweep_process()
+    if known is None or known[0] != socket.gethostname():
         return None
     try:
-        process = psutil.Process(told[1])
-        return process if process.create_time() == told[2] else None
+        process = psutil.Process(known[1])
+        return process if process.create_time() == known[2] else None
     except psutil.NoSuchProcess:
         return None
 
 
-def _watch(sweep: psutil.Process) -> None:
+def _watch() -> None:
     """When the sweep was killed nobody reads a result: end the cell, then this process."""
-    while _lives(sweep):
-        time.sleep(POLL_S)
+    _wait(None)
     os.kill(os.getpid(), signal.SIGTERM)  # the cell's ranks end, and what they have is written
-    time.sleep(PATIENCE_S)
+    time.sleep(WIND_DOWN_S)
     os._exit(128 + signal.SIGTERM)
 
 
-def _lives(process: psutil.Process) -> bool:
+def _wait(longest_s: float | None) -> None:
+    """Wait for the end of the sweep's process, or so long."""
+    waited_s = 0.0
+    while (longest_s is None or waited_s < longest_s) and _sweep_lives():
+        time.sleep(POLL_S)
+        waited_s += POLL_S
+
+
+def _sweep_lives() -> bool:
+    sweep = _State.sweep
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return sweep is None or (sweep.is_running() and sweep.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

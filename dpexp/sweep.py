@@ -18,6 +18,7 @@ from dpexp.console import refuse
 from dpexp.errors import ConfigError
 from dpexp.launchers import refuse_launcher, simultaneous
 from dpexp.repeating import refuse_other_sweepers
+from dpexp.searching import OPTUNA
 
 # The folder of the sweep that Hydra has begun in this context, for one that ends before its cells.
 begun: ContextVar[Path | None] = ContextVar("begun", default=None)
@@ -57,8 +58,8 @@ class DpexpCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
-        overrides = [str(override) for override in config.hydra.overrides.task]
-        if not finish(folder, overrides):
+        search = config.hydra.sweeper.get("_target_") == OPTUNA
+        if not finish(folder, typed(config.hydra), search=search):
             sys.exit(1)
 
 
@@ -70,8 +71,24 @@ def without_hydra(config: DictConfig) -> DictConfig:
     return copied
 
 
-def finish(folder: Path, overrides: list[str]) -> bool:
-    """Write a sweep's report and print its table. Whether every cell is ok or skipped."""
+def typed(hydra: Any) -> list[str]:
+    """The overrides of a sweep, with those that say how it runs, for the command that repeats it.
+
+    Args:
+        hydra: the node ``hydra`` of a composed config.
+    """
+    ways = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
+    own = [str(entry) for entry in hydra.overrides.hydra]
+    chosen = [entry for entry in own if entry.lstrip("+~").startswith(ways)]
+    return [*chosen, *(str(entry) for entry in hydra.overrides.task)]
+
+
+def finish(folder: Path, overrides: list[str], *, search: bool = False) -> bool:
+    """Write a sweep's report and print its table.
+
+    Returns:
+        Whether every cell is ok or skipped; of a search, whether one is ok.
+    """
     from rich.console import Console
     from rich.markup import escape
 
@@ -83,4 +100,6 @@ def finish(folder: Path, overrides: list[str]) -> bool:
     print_scaling(cells, wide(console))
     for line in pointers("report", folder / "report.md", folder):
         console.print(escape(line), soft_wrap=True, highlight=False)
+    if search:
+        return any(cell.status == "ok" for cell in cells)
     return bool(cells) and all(cell.status in ("ok", "skipped") for cell in cells)
