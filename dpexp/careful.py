@@ -29,6 +29,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpexp import env
+from dpexp.config import load, to_plain
+from dpexp.errors import ConfigError
 from dpexp.launched_cell import WIND_DOWN_S
 from dpexp.launchers import BASIC, LOCAL, RAY, SLURM, name_of, target_of
 from dpexp.lifeline import GRACE_S
@@ -78,6 +80,8 @@ class CarefulLauncher(Launcher):
         self._folder = Path(config.hydra.sweep.dir)
         self._others: set[int] = set()  # processes that are not the launcher's
         self._stopping = False
+        # When a launcher's own process ends, those below it are no children of this one any more.
+        self._seen: list[psutil.Process] = []
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -171,7 +175,8 @@ class CarefulLauncher(Launcher):
             self._end_all()
             os._exit(128 + signum)
         self._stopping = True
-        cells = [child for child in self._processes() if _leads_a_group(child)]
+        self._seen = self._processes()
+        cells = [child for child in self._seen if _leads_a_group(child)]
         for cell in cells:
             with contextlib.suppress(psutil.NoSuchProcess):
                 cell.terminate()
@@ -187,7 +192,8 @@ class CarefulLauncher(Launcher):
 
     def _end_all(self) -> None:
         """End what the launcher has started and what that has started."""
-        found = [child for child in self._processes() if not _ends_by_itself(child)]
+        known = {*self._seen, *self._processes()}
+        found = [child for child in known if not _ends_by_itself(child)]
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -221,6 +227,8 @@ def _record_lost(
     if config is None:
         loaded: Any = OmegaConf.to_container(OmegaConf.load(folder / ".hydra/config.yaml"))
         config = dict(loaded)
+    with contextlib.suppress(ConfigError):  # as other cells have it, to be compared with them
+        config = to_plain(load(OmegaConf.create(config)))
     strategy = str((config.get("parallel") or {}).get("strategy"))
     count = config.get("num_devices")
     kind = "interrupted" if status == "interrupted" else "crash"
@@ -280,20 +288,16 @@ def _patient_submitit() -> Iterator[None]:
 
 @contextmanager
 def _private_ray(inner: Any) -> Iterator[None]:
-    """A cluster of this machine that keeps to it; one with an address is used as it is.
-
-    Without these settings Ray serves a dashboard, and binds its services to the machine's address.
-    """
-    env.keep_ray_quiet()
+    """A cluster for this sweep, which nobody else can use; one with an address stays as it is."""
     # Ray runs a task again whose process was lost, in the same folder.
     inner.ray_cfg.remote.setdefault("max_retries", 0)
     if inner.ray_cfg.init.get("address") is not None:
         yield
         return
+    env.protect_ray()
     scratch = tempfile.mkdtemp(prefix="dpexp-ray-")
     for key, value in (
         ("include_dashboard", False),
-        ("_node_ip_address", "127.0.0.1"),
         ("_temp_dir", scratch),
         ("logging_level", "WARNING"),
     ):

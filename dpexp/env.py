@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from dataclasses import dataclass
 
 # Saved with every run, as found: they change what a measurement means.
@@ -137,7 +138,13 @@ def sweep_process() -> tuple[str, int, float] | None:
     return None if told is None else (str(told[0]), int(told[1]), float(told[2]))
 
 
-def keep_ray_quiet() -> None:
-    """Before Ray is imported: no token in the home folder, no report of its use to anybody."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+def protect_ray() -> None:
+    """Before Ray is imported: who connects needs a token, which no file holds.
+
+    Ray's services listen on every interface, and without a token they run what anybody sends.
+    Also, its use is reported to nobody. What the user has set stays.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
