@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,7 +30,8 @@ from dpexp import env
 from dpexp.config import load, to_plain
 from dpexp.errors import ConfigError
 from dpexp.launched_cell import WIND_DOWN_S
-from dpexp.launchers import BASIC, LOCAL, RAY, SLURM, name_of, target_of
+from dpexp.launcher_fixes import patient_submitit, private_ray
+from dpexp.launchers import BASIC, LOCAL, RAY, SLURM, name_of, target_of, typed
 from dpexp.lifeline import GRACE_S
 from dpexp.records import ErrorRecord, RunResult, read_run
 
@@ -50,11 +49,8 @@ class SweepStoppedError(Exception):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
 
 
-class _Stop(BaseException):  # noqa: N818
-    """The same inside the launcher, which must not catch it."""
-
-    def __init__(self, signum: int) -> None:
-        self.signum = signum
+class _Stop(BaseException):
+    """Leaves the launcher, which must not catch it."""
 
 
 def careful_launcher(
@@ -79,7 +75,7 @@ class CarefulLauncher(Launcher):
         self._config = config
         self._folder = Path(config.hydra.sweep.dir)
         self._others: set[int] = set()  # processes that are not the launcher's
-        self._stopping = False
+        self._stopped_by: int | None = None
         # When a launcher's own process ends, those below it are no children of this one any more.
         self._seen: list[psutil.Process] = []
 
@@ -100,24 +96,34 @@ class CarefulLauncher(Launcher):
         this = psutil.Process()
         env.announce_sweep(socket.gethostname(), this.pid, this.create_time())
         self._others = {child.pid for child in this.children(recursive=True)}
-        with ExitStack() as stack:
-            stack.enter_context(_signals(self._stop))
-            if target_of(self._config.hydra) in (LOCAL, SLURM):
-                stack.enter_context(_patient_submitit())
-            if target_of(self._config.hydra) == RAY:
-                stack.enter_context(_private_ray(self._inner))
+        with _signals(self._stop):
             try:
-                returns = self._inner.launch(job_overrides, initial_job_idx)
-            except _Stop as stop:
+                with self._surroundings():
+                    returns = self._inner.launch(job_overrides, initial_job_idx)
+            except BaseException as error:
                 self._end_all()
-                for folder in self._unfinished():
-                    _record_lost(folder, "interrupted", "the sweep was stopped")
-                overrides = [str(entry) for entry in self._config.hydra.overrides.task]
-                raise SweepStoppedError(stop.signum, self._folder, overrides) from None
-            except Exception as error:
-                self._end_all()
+                if self._stopped_by is not None:  # some launchers turn _Stop into another error
+                    raise self._stopped(self._stopped_by) from None
+                if not isinstance(error, Exception):
+                    raise
                 return self._after_failure(job_overrides, initial_job_idx, error)
         return self._ended(returns, job_overrides, initial_job_idx)
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        target = target_of(self._config.hydra)
+        with ExitStack() as stack:
+            if target in (LOCAL, SLURM):
+                stack.enter_context(patient_submitit())
+            if target == RAY:
+                stack.enter_context(private_ray(self._inner))
+            yield
+
+    def _stopped(self, signum: int) -> SweepStoppedError:
+        """A signal came, and no process is left: cells that are without an end get one."""
+        for folder in self._unfinished():
+            _record_lost(folder, "interrupted", "the sweep was stopped")
+        return SweepStoppedError(signum, self._folder, typed(self._config.hydra))
 
     def _after_failure(
         self, jobs: Sequence[Sequence[str]], first: int, error: Exception
@@ -127,7 +133,9 @@ class CarefulLauncher(Launcher):
         text = " ".join(str(error).split()) or type(error).__name__
         if not any(self._folder.glob("*/run.json")) and not self._unfinished():
             raise HydraException(f"hydra/launcher={name}: {text}") from error
-        print(f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}", file=sys.stderr)
+        print(
+            f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}", file=sys.stderr
+        )
         lost = JobReturn(status=JobStatus.FAILED)
         lost.return_value = error
         return self._ended([lost] * len(jobs), jobs, first)
@@ -138,20 +146,25 @@ class CarefulLauncher(Launcher):
         """What the jobs returned; for those that came to no end, what is on disk."""
         if all(job.status is JobStatus.COMPLETED for job in returns):
             return returns
-        done = []
-        for number, (job, overrides) in enumerate(zip(returns, jobs, strict=True), start=first):
-            if job.status is not JobStatus.COMPLETED:
-                folder, composed = self._cell(number, overrides)
-                if not (folder / "run.json").exists():
-                    began = (folder / ".hydra").exists()
-                    why = f"{type(job._return_value).__name__}: {job._return_value}"
-                    said = "its process ended without a word" if began else "it did not begin"
-                    _record_lost(folder, "failed", f"{said} ({why})", composed)
-                throughput = read_run(folder / "run.json").get("throughput") or {}
-                job = JobReturn(status=JobStatus.COMPLETED)
-                job.return_value = throughput.get("samples_per_s")
-            done.append(job)
-        return done
+        numbered = enumerate(zip(returns, jobs, strict=True), start=first)
+        return [
+            job if job.status is JobStatus.COMPLETED else self._found(number, overrides, job)
+            for number, (job, overrides) in numbered
+        ]
+
+    def _found(self, number: int, overrides: Sequence[str], lost: JobReturn) -> JobReturn:
+        """What a lost job's folder has, after a record was written if there was none."""
+        folder, config = self._cell(number, overrides)
+        if not (folder / "run.json").exists():
+            said = "its process ended without a word"
+            if not (folder / ".hydra").exists():
+                said = "it did not begin"
+            error = lost._return_value
+            _record_lost(folder, "failed", f"{said} ({type(error).__name__}: {error})", config)
+        found = JobReturn(status=JobStatus.COMPLETED)
+        throughput = read_run(folder / "run.json").get("throughput") or {}
+        found.return_value = throughput.get("samples_per_s")
+        return found
 
     def _cell(self, number: int, overrides: Sequence[str]) -> tuple[Path, dict[str, Any]]:
         """The folder of a job and its config, as its process would find them."""
@@ -171,10 +184,10 @@ class CarefulLauncher(Launcher):
 
     def _stop(self, signum: int, _frame: Any) -> None:
         """Handler of a signal to the sweep: let the cells write what they have, then stop."""
-        if self._stopping:  # told twice: at once
+        if self._stopped_by is not None:  # told twice: at once
             self._end_all()
             os._exit(128 + signum)
-        self._stopping = True
+        self._stopped_by = signum
         self._seen = self._processes()
         cells = [child for child in self._seen if _leads_a_group(child)]
         for cell in cells:
@@ -184,7 +197,7 @@ class CarefulLauncher(Launcher):
             if not self._unfinished() or not any(cell.is_running() for cell in cells):
                 break
             time.sleep(POLL_S)
-        raise _Stop(signum)
+        raise _Stop
 
     def _processes(self) -> list[psutil.Process]:
         children = psutil.Process().children(recursive=True)
@@ -258,55 +271,3 @@ def _signals(handler: Any) -> Iterator[None]:
     finally:
         for signum, before in saved.items():
             signal.signal(signum, before)
-
-
-@contextmanager
-def _patient_submitit() -> Iterator[None]:
-    """A job that was killed has no result, and the launcher would not wait for the others.
-
-    Each job's end is awaited; that of a lost one becomes a failed JobReturn.
-    """
-    from submitit import Job
-    from submitit.core.utils import FailedJobError, UncompletedJobError
-
-    original = Job.results
-
-    def results(job: Any) -> list[Any]:
-        try:
-            return list(original(job))
-        except (FailedJobError, UncompletedJobError) as error:
-            lost = JobReturn(status=JobStatus.FAILED)
-            lost.return_value = RuntimeError(str(error).strip().splitlines()[0])
-            return [lost]
-
-    Job.results = results
-    try:
-        yield
-    finally:
-        Job.results = original
-
-
-@contextmanager
-def _private_ray(inner: Any) -> Iterator[None]:
-    """A cluster for this sweep, which nobody else can use; one with an address stays as it is."""
-    # Ray runs a task again whose process was lost, in the same folder.
-    inner.ray_cfg.remote.setdefault("max_retries", 0)
-    if inner.ray_cfg.init.get("address") is not None:
-        yield
-        return
-    env.protect_ray()
-    scratch = tempfile.mkdtemp(prefix="dpexp-ray-")
-    for key, value in (
-        ("include_dashboard", False),
-        ("_temp_dir", scratch),
-        ("logging_level", "WARNING"),
-    ):
-        inner.ray_cfg.init.setdefault(key, value)
-    try:
-        yield
-    finally:
-        import ray
-
-        ray.shutdown()
-        shutil.rmtree(scratch, ignore_errors=True)
-        inner.ray_cfg.init.pop("_temp_dir")

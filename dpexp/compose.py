@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpexp import env, repeating, searching
 from dpexp.builtin import GROUPS
 from dpexp.errors import NO_VALUE, ConfigError
+from dpexp.launchers import NAMES
 from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
 
 RUNS = "outputs/runs"
@@ -161,16 +162,16 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
     choice = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if choice is not None:
         group = choice[1]
-        options = GROUPS.get(group) or sorted(
-            p.stem for p in (config_folder() / group).glob("*.yaml")
-        )
+        options = GROUPS.get(group) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
         shown = f"+{group}" if group == "experiment" else group
+        close = _close(choice[2], options) or next(reversed(options), "…")
+        plugin = group.startswith("hydra/") and choice[2] in ("optuna", *NAMES.values())
         return ConfigError(
             shown,
             choice[2],
-            "there is no such option",
+            "is in a plugin that is not installed" if plugin else "there is no such option",
             allowed=", ".join(options),
-            fix=f"{shown}={_close(choice[2], options) or options[-1]}",
+            fix='pip install "dpexp[launchers]"' if plugin else f"{shown}={close}",
         )
     ambiguous = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text)
     if ambiguous is not None:

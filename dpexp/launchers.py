@@ -31,6 +31,18 @@ def name_of(hydra: Any) -> str:
     return NAMES.get(target_of(hydra), target_of(hydra))
 
 
+def typed(hydra: Any) -> list[str]:
+    """The overrides of a sweep, with those that say how it runs, for the command that repeats it.
+
+    Args:
+        hydra: the node ``hydra`` of a composed config.
+    """
+    ways = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
+    own = [str(entry) for entry in hydra.overrides.hydra]
+    chosen = [entry for entry in own if entry.lstrip("+~").startswith(ways)]
+    return [*chosen, *(str(entry) for entry in hydra.overrides.task)]
+
+
 def refuse_launcher(hydra: Any) -> None:
     """Refuse settings under which several runs would share a folder.
 
@@ -67,8 +79,8 @@ def simultaneous(hydra: Any) -> str | None:
     if how is None:
         return None
     return (
-        f"cells of this sweep {how[0]} and disturb each other's timing: their figures are not those "
-        f"of an idle machine. Try: {how[1]}"
+        f"cells of this sweep {how[0]} and disturb each other's timing: their figures are not "
+        f"those of an idle machine. Try: {how[1]}"
     )
 
 
@@ -119,7 +131,7 @@ def changed_variables(hydra: Any) -> list[str]:
     if "OMP_NUM_THREADS" in changed:
         value = changed["OMP_NUM_THREADS"]
         notes.append(
-            f"OMP_NUM_THREADS={value} was set by the launcher ({name_of(hydra)}) for its processes: "
+            f"OMP_NUM_THREADS={value} was set by the launcher ({name_of(hydra)}): "
             "it, and not dpexp, has chosen the threads per process"
         )
     if "CUDA_VISIBLE_DEVICES" in changed:

@@ -13,7 +13,6 @@ from typing import Any, final
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -58,6 +57,7 @@ class SearchingSweeper(Sweeper):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        assert self.config is not None and self.launcher is not None
         direction = self._direction()
         space, fixed = self._space(arguments)
         trials = self._prepare_grid(space)
@@ -124,6 +124,7 @@ class SearchingSweeper(Sweeper):
         return min(trials, combinations)
 
     def _refuse_uncomposable(self, jobs: Sequence[list[str]]) -> None:
+        assert self.hydra_context is not None and self.config is not None
         for job in jobs:
             self.hydra_context.config_loader.load_sweep_config(self.config, job)
 

@@ -16,7 +16,7 @@ from dpexp.check import check
 from dpexp.config import load
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
-from dpexp.launchers import refuse_launcher, simultaneous
+from dpexp.launchers import refuse_launcher, simultaneous, typed
 from dpexp.repeating import refuse_other_sweepers
 from dpexp.searching import OPTUNA
 
@@ -69,18 +69,6 @@ def without_hydra(config: DictConfig) -> DictConfig:
     with open_dict(copied):
         copied.pop("hydra", None)
     return copied
-
-
-def typed(hydra: Any) -> list[str]:
-    """The overrides of a sweep, with those that say how it runs, for the command that repeats it.
-
-    Args:
-        hydra: the node ``hydra`` of a composed config.
-    """
-    ways = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
-    own = [str(entry) for entry in hydra.overrides.hydra]
-    chosen = [entry for entry in own if entry.lstrip("+~").startswith(ways)]
-    return [*chosen, *(str(entry) for entry in hydra.overrides.task)]
 
 
 def finish(folder: Path, overrides: list[str], *, search: bool = False) -> bool:
