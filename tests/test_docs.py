@@ -26,6 +26,7 @@ PAGES = (
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     ROOT / "docs/architecture.md",
+    ROOT / "docs/launchers.md",
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",
     ROOT / "docs/validation.md",
@@ -42,7 +43,10 @@ NOT_RUN = {
 REFUSED = {'python -m dpexp device="cuda: 0"': 1}
 # What the pages name and a user, a run or a tool makes.
 MADE_BY_USERS = {"make_data.py", "mynet.py", "scale.py", "myconf/model/mynet.yaml", "mine.py"}
-MADE_BY_TOOLS = {".venv/", ".hydra/", "scaling/", "report.md", "multirun.yaml", "dpexp/conf/"}
+MADE_BY_TOOLS = {
+    *(".venv/", ".hydra/", ".submitit/", "scaling/", "dpexp/conf/"),
+    *("report.md", "multirun.yaml", "optimization_results.yaml"),
+}
 
 # All commands run in the setup of the first test.
 pytestmark = pytest.mark.timeout(600)

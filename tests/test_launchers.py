@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -141,3 +143,23 @@ def test_the_sweeps_process_is_told_to_others(monkeypatch: pytest.MonkeyPatch) -
     assert env.sweep_process() is None
     env.announce_sweep("here", 12, 3.5)
     assert env.sweep_process() == ("here", 12, 3.5)
+
+
+def test_a_start_method_that_ranks_cannot_find_is_replaced() -> None:
+    """In joblib's processes the default is loky's own."""
+    code = """
+import multiprocessing
+from multiprocessing import context
+from dpexp import server
+
+class Loky(context.BaseContext):
+    _name = "loky"
+
+context._default_context._actual_context = Loky()
+assert multiprocessing.get_start_method() == "loky"
+server.start(several_ranks=False)
+print(multiprocessing.get_start_method() == server.method())
+"""
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
