@@ -16,19 +16,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpexp import __version__, compose, console, env
-from dpexp.cell import (
-    InterruptedRunError,
-    claim_folder,
-    run_cell,
-    unreadable,
-)
+from dpexp import __version__, compose, console, env, launched_cell, launchers
+from dpexp.cell import InterruptedRunError, announce, claim_folder, run_cell, unreadable
 from dpexp.config import load
 from dpexp.errors import ConfigError
 from dpexp.recording import UnwrittenResultError
 from dpexp.records import RunResult
 from dpexp.stopping import Stop, StopAtOnceError, answer_with
-from dpexp.sweep import abandon, begun, finish
+from dpexp.sweep import abandon, begun, finish, is_here, keep_unwritten
 
 
 def run_job(composed: DictConfig) -> float | None:
@@ -36,6 +31,8 @@ def run_job(composed: DictConfig) -> float | None:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     in_sweep = settings.mode is RunMode.MULTIRUN
+    if in_sweep and not is_here():
+        launched_cell.settle(outlives_sweep=launchers.target_of(settings) == launchers.SLURM)
     try:
         config = load(composed)
     except ConfigError as error:
@@ -49,18 +46,26 @@ def run_job(composed: DictConfig) -> float | None:
     except ConfigError as error:
         console.refuse(error)
     try:
-        result = _told(
-            partial(run_cell, config, folder, Path(settings.runtime.cwd), in_sweep=in_sweep),
-            folder,
-            in_sweep=in_sweep,
-        )
+        told = _launchers_notes(settings) if in_sweep else []
+        user_dir = Path(settings.runtime.cwd)
+        run = partial(run_cell, config, folder, user_dir, in_sweep=in_sweep, told=told)
+        result = _told(run, folder, in_sweep=in_sweep)
     except ConfigError as error:
         compose.discard(folder)
         console.refuse(error)
     except InterruptedRunError as stop:
         print(f"{stop.result.label}: {stop}; its steps so far are in {folder}", file=sys.stderr)
+        if in_sweep and not is_here():
+            alone = launchers.target_of(settings) in launchers.ONE_PROCESS_A_CELL
+            launched_cell.end(stop.signum, alone=alone)
         raise Stop(stop.signum) from None
     return None if result is None else (result.throughput or {}).get("samples_per_s")
+
+
+def _launchers_notes(settings: Any) -> list[str]:
+    together, changed = launchers.simultaneous(settings), launchers.changed_variables(settings)
+    announce(changed)
+    return [*([together] if together else []), *changed]  # the sweep has told the first
 
 
 def _told(
@@ -73,9 +78,7 @@ def _told(
         if not in_sweep:
             _report(error.measured, folder, leave=False)
             console.refuse(compose.explain_os(error), cause=error)
-        sweep = begun.get()  # None where a launcher has processes of its own
-        if sweep is not None:
-            sweep.unwritten[folder.name] = error.result.to_dict()
+        keep_unwritten(folder.name, error.result)
         print(f"{folder.name}: no result file: {error}", file=sys.stderr)
         result = error.result
     if result is not None and in_sweep:
@@ -100,6 +103,7 @@ def main() -> None:
     console.open_closed_streams()
     answer_with(console.leave_quietly)
     env.take_over_hydra_errors()
+    env.remember_typed()
     compose.register()
     arguments = sys.argv[1:]
     if "--version" in arguments:

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStore
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from dpexp import rank, server
-from dpexp.lifeline import GRACE_S
+from dpexp.stopping import GRACE_S
 from dpexp.timing import now_s
 from dpexp.watchdog import Watchdog
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,12 @@ class InterruptedRunError(Exception):
 
 
 def run_cell(
-    config: Config, folder: Path, user_dir: Path, *, in_sweep: bool = False
+    config: Config,
+    folder: Path,
+    user_dir: Path,
+    *,
+    in_sweep: bool = False,
+    told: Sequence[str] = (),
 ) -> RunResult | None:
     """Plan, run and record one configuration.
 
@@ -42,6 +47,7 @@ def run_cell(
         folder: the run's own folder; exists, and holds no other run.
         user_dir: where the user started: her modules and relative paths are found there.
         in_sweep: refusals become results (``failed`` or ``skipped``) instead of errors.
+        told: notes for the record that the user has been shown already.
 
     Returns:
         The result, also written to ``run.json``; None on a rank other than 0 under torchrun.
@@ -65,10 +71,11 @@ def run_cell(
         from dpexp.device import describe_environment, gather_facts
 
         facts = gather_facts()
-        code = code_of(to_plain(config), user_dir)
-        environment = {**describe_environment(facts), "host": platform.node(), "code": code}
+        environment = describe_environment(facts) | _provenance(config, user_dir)
         with _interrupts_recorded(folder, user_dir):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
+            announce(plan.notes)
+            plan = replace(plan, notes=(*plan.notes, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if not in_sweep:
@@ -76,20 +83,28 @@ def run_cell(
         return refused(config, environment, error, folder)
     except _SearchFailedError as ended:
         result, search = ended.result, None
-    if result is not None:
-        _raise_if_refused(result, in_sweep)
-        if result.status == "ok":
-            announce([note for note in result.notes if note not in plan.notes])
-        if search is not None:
-            note = (
-                f"batch_size=auto: {search['batch_size']} {search['counts']}; cells of a sweep "
-                "that search have different batches"
-            )
-            result = replace(result, batch_search=search, notes=[*result.notes, note])
-        recorded = record(result, folder, user_dir)
-        announce(recorded.notes[len(result.notes) :])
-        result = recorded
-    return result
+    if result is None:
+        return None
+    _raise_if_refused(result, in_sweep)
+    if result.status == "ok":
+        announce([note for note in result.notes if note not in plan.notes])
+    if search is not None:
+        result = _with_search(result, search)
+    recorded = record(result, folder, user_dir)
+    announce(recorded.notes[len(result.notes) :])
+    return recorded
+
+
+def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:
+    note = (
+        f"batch_size=auto: {search['batch_size']} {search['counts']}; cells of a sweep "
+        "that search have different batches"
+    )
+    return replace(result, batch_search=search, notes=[*result.notes, note])
+
+
+def _provenance(config: Config, user_dir: Path) -> dict[str, Any]:
+    return {"host": platform.node(), "code": code_of(to_plain(config), user_dir)}
 
 
 def _plan(
@@ -118,7 +133,6 @@ def _run(
     from dpexp.worker import RankJob
 
     outer = env.outer_launcher()
-    announce(plan.notes)
     if plan.config.shapes.print and (outer is None or outer.rank == 0):
         print(greeting(plan), flush=True)
     job = RankJob(plan, environment, folder)

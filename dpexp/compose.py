@@ -21,11 +21,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from dpexp import env, repeating
+from dpexp import env, repeating, searching
 from dpexp.builtin import GROUPS
 from dpexp.composing import SweepLoader
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.help_text import help_text
+from dpexp.launchers import NAMES
 from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
 
 RUNS = "outputs/runs"
@@ -47,6 +48,7 @@ def register() -> None:
     node = {"app_name": "dpexp", "header": "", "footer": "", "template": "${dpexp_help:}"}
     ConfigStore.instance().store(group="hydra/help", name="dpexp", node=node)
     repeating.register()
+    searching.register()
 
 
 def config_folder() -> Path:
@@ -181,16 +183,16 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
     choice = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if choice is not None:
         group = choice[1]
-        options = GROUPS.get(group) or sorted(
-            p.stem for p in (config_folder() / group).glob("*.yaml")
-        )
+        options = GROUPS.get(group) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
         shown = f"+{group}" if group == "experiment" else group
+        close = _close(choice[2], options) or next(reversed(options), "…")
+        plugin = group.startswith("hydra/") and choice[2] in ("optuna", *NAMES.values())
         return ConfigError(
             shown,
             choice[2],
-            "there is no such option",
+            "is in a plugin that is not installed" if plugin else "there is no such option",
             allowed=", ".join(options),
-            fix=f"{shown}={_close(choice[2], options) or options[-1]}",
+            fix='pip install "dpexp[launchers]"' if plugin else f"{shown}={close}",
         )
     ambiguous = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text)
     if ambiguous is not None:

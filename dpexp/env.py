@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +18,11 @@ RECORDED = (
     "NCCL_SOCKET_IFNAME",
     "SLURM_JOB_ID",
 )
+
+# A launcher of Hydra's may set these for its cells; see changed_by_launcher.
+_FOLLOWED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_TYPED = "DPEXP_TYPED"
+_SWEEP = "DPEXP_SWEEP"
 
 _HYDRA = "HYDRA_FULL_ERROR"
 _WANTED = "DPEXP_FULL_ERROR"
@@ -135,3 +142,40 @@ def restore(variables: dict[str, str]) -> None:
 def recorded() -> dict[str, str | None]:
     """The variables that belong in a run's record, raw; None where unset."""
     return {name: os.environ.get(name) for name in RECORDED}
+
+
+def remember_typed() -> None:
+    """Keep what the user set, for cells that another program starts: see changed_by_launcher."""
+    os.environ[_TYPED] = json.dumps({name: os.environ.get(name) for name in _FOLLOWED})
+
+
+def changed_by_launcher() -> dict[str, str]:
+    """Variables that are not as they were where the command was typed, with their values now."""
+    typed = json.loads(os.environ.get(_TYPED, "null"))
+    if typed is None:
+        return {}
+    now = {name: os.environ.get(name) for name in _FOLLOWED}
+    return {name: value or "" for name, value in now.items() if value != typed[name]}
+
+
+def announce_sweep(host: str, pid: int, started_s: float) -> None:
+    """Tell processes that a launcher starts from this one which process the sweep is."""
+    os.environ[_SWEEP] = json.dumps([host, pid, started_s])
+
+
+def sweep_process() -> tuple[str, int, float] | None:
+    """Host, process id and start time of the process that the sweep is; None where not known."""
+    told = json.loads(os.environ.get(_SWEEP, "null"))
+    return None if told is None else (str(told[0]), int(told[1]), float(told[2]))
+
+
+def protect_ray() -> None:
+    """Before Ray is imported: who connects needs a token, which no file holds.
+
+    Ray's services listen on every interface, and without a token they run what anybody sends.
+    Also, its use is reported to nobody. What the user has set stays.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -19,9 +19,7 @@ from typing import Any, final
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from dpexp.stacks import ASK
-from dpexp.stopping import STOP_SIGNALS
-
-GRACE_S = 3.0
+from dpexp.stopping import GRACE_S, STOP_SIGNALS
 
 
 class Interrupted(BaseException):

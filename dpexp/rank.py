@@ -24,12 +24,13 @@ from dpexp import env
 from dpexp.beacon import own_cells
 from dpexp.failures import LATE_PEER, describe
 from dpexp.files import write_whole
-from dpexp.lifeline import GRACE_S, Interrupted, Lifeline, stop_listening
+from dpexp.lifeline import Interrupted, Lifeline, stop_listening
 from dpexp.logs import close_log, open_log
 from dpexp.loop import Progress
 from dpexp.memory_limit import MemoryLimit
 from dpexp.records import ErrorRecord, RankResult, RunResult
 from dpexp.stacks import offer
+from dpexp.stopping import GRACE_S
 from dpexp.worker import RankJob, run_rank
 
 log = logging.getLogger(__name__)

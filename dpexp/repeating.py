@@ -19,6 +19,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dpexp.careful import careful_launcher
 from dpexp.composing import SweepLoader
 from dpexp.config import OF_THE_SWEEP, plain_or_none, without_hydra
 from dpexp.errors import ConfigError
@@ -66,9 +67,7 @@ class RepeatingSweeper(Sweeper):
         loader = SweepLoader(hydra_context.config_loader.get_search_path())
         context = HydraContext(config_loader=loader, callbacks=hydra_context.callbacks)
         self.hydra_context, self.config = context, config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=context, task_function=task_function, config=config
-        )
+        self.launcher = careful_launcher(context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         """Launch all jobs.

@@ -34,6 +34,10 @@ def start(*, several_ranks: bool) -> None:
         several_ranks: also import what ddp and fsdp need, once and not in every rank. A server
             that runs already stays as it is.
     """
+    usable = multiprocessing.get_all_start_methods()
+    if multiprocessing.get_start_method(allow_none=True) not in (None, *usable):
+        # In joblib's processes it is loky's own, which a rank would look for in vain.
+        multiprocessing.set_start_method(method(), force=True)
     if method() == "forkserver":
         multiprocessing.set_forkserver_preload(
             [*PRELOAD, *PRELOAD_SEVERAL] if several_ranks else PRELOAD
@@ -71,4 +75,5 @@ def stop() -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # closes its pipe and waits
+    with contextlib.suppress(FileNotFoundError):  # joblib's processes remove its socket first
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # closes its pipe and waits

@@ -20,6 +20,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A terminal signals all processes of a command, and some wrappers pass the same signal on: what
 # comes so soon after the first one is its echo.
 ECHO_S = 0.3
+# What a rank that is told to end gives itself to unwind.
+GRACE_S = 3.0
 
 
 class Stop(KeyboardInterrupt):

@@ -12,14 +12,17 @@ from typing import Any, final
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from dpexp.cell import claim_folder
+from dpexp.cell import announce, claim_folder
 from dpexp.check import check
 from dpexp.compose import SWEEPS, discard, explain_os
 from dpexp.config import load, without_hydra
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
+from dpexp.launchers import refuse_launcher, simultaneous, typed
+from dpexp.records import RunResult
 from dpexp.repeating import refuse_other_sweepers
 from dpexp.resuming import refuse_rerun_alone, without_own
+from dpexp.searching import OPTUNA
 from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
 
 
@@ -32,12 +35,18 @@ class Begun:
     overrides: list[str]  # that the user typed, but for those of the sweep itself
     lock: SweepLock
     new: bool  # not an earlier one that goes on
+    search: bool = False  # Optuna's, in which a cell that fails is a pruned trial
     # Results by folder name whose run.json could not be written.
     unwritten: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 # That of this context, for one that ends before its last cell.
 begun: ContextVar[Begun | None] = ContextVar("begun", default=None)
+
+
+def is_here() -> bool:
+    """Whether this process is the sweep's own, and not one that a launcher started for cells."""
+    return begun.get() is not None
 
 
 @final
@@ -59,6 +68,7 @@ class DpexpCallback(Callback):
         asked = config.get("resume")
         try:
             refuse_other_sweepers(config)
+            refuse_launcher(config.hydra)
             if asked is None:
                 refuse_rerun_alone(config.get("rerun"))
                 lock = claim_new(folder)
@@ -70,8 +80,12 @@ class DpexpCallback(Callback):
         except OSError as error:
             refuse(explain_os(error), cause=error)
         atexit.register(lock.release)  # Hydra has no hook for a sweep that is refused or stopped
-        overrides = without_own([str(override) for override in config.hydra.overrides.task])
-        begun.set(Begun(folder, overrides, lock, new=asked is None))
+        search = config.hydra.sweeper.get("_target_") == OPTUNA
+        overrides = without_own(typed(config.hydra))
+        begun.set(Begun(folder, overrides, lock, new=asked is None, search=search))
+        together = simultaneous(config.hydra)
+        if together is not None:
+            announce([together])
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         sweep = begun.get()
@@ -102,15 +116,29 @@ def abandon() -> None:
         begun.set(None)
 
 
+def keep_unwritten(name: str, result: RunResult) -> None:
+    """A cell's result that has no file: for the report, where the sweep is of this process.
+
+    Args:
+        name: of the cell's folder.
+    """
+    sweep = begun.get()
+    if sweep is not None:
+        sweep.unwritten[name] = result.to_dict()
+
+
 def finish(sweep: Begun) -> bool:
     """Write a sweep's report and print it in short.
 
     Returns:
-        Whether every cell is ok or skipped, and a report is written.
+        Whether every cell is ok or skipped, of a search whether one is ok; and a report is written.
     """
     from dpexp.report.build import build
     from dpexp.report.tables import show
 
     report = build(sweep.folder, sweep.overrides, sweep.unwritten)
     show(report.content, sweep.folder, report.problems, written=report.written)
-    return bool(report.content.cells) and report.content.status == "ok" and report.written
+    cells = report.content.cells
+    if sweep.search:
+        return any(cell.status == "ok" for cell in cells) and report.written
+    return bool(cells) and report.content.status == "ok" and report.written

@@ -26,6 +26,7 @@ PAGES = (
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     ROOT / "docs/architecture.md",
+    ROOT / "docs/launchers.md",
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",
     ROOT / "docs/validation.md",
@@ -44,14 +45,8 @@ REFUSED = {'python -m dpexp device="cuda: 0"': 1}
 # What the pages name and a user, a run or a tool makes.
 MADE_BY_USERS = {"make_data.py", "mynet.py", "scale.py", "myconf/model/mynet.yaml", "mine.py"}
 MADE_BY_TOOLS = {
-    ".venv/",
-    ".hydra/",
-    "wandb/",
-    "scaling/",
-    "earlier/",
-    "report.md",
-    "multirun.yaml",
-    "dpexp/conf/",
+    *(".venv/", ".hydra/", ".submitit/", "wandb/", "scaling/", "earlier/", "dpexp/conf/"),
+    *("report.md", "multirun.yaml", "optimization_results.yaml"),
 }
 
 # All commands run in the setup of the first test.

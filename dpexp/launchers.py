@@ -1,0 +1,144 @@
+"""What Hydra's launchers mean for measuring: joblib, submitit and Ray run cells side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpexp import env
+from dpexp.errors import ConfigError
+
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
+LOCAL = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"
+SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
+RAY = "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"
+NAMES = {JOBLIB: "joblib", LOCAL: "submitit_local", SLURM: "submitit_slurm", RAY: "ray"}
+# Each of these runs a cell in a process that is the cell's alone.
+ONE_PROCESS_A_CELL = (LOCAL, SLURM)
+
+
+def target_of(hydra: Any) -> str:
+    """The launcher's class, as the config names it.
+
+    Args:
+        hydra: the node ``hydra`` of a composed config.
+    """
+    return str(hydra.launcher.get("_target_"))
+
+
+def name_of(hydra: Any) -> str:
+    """What the user calls the launcher."""
+    return NAMES.get(target_of(hydra), target_of(hydra))
+
+
+def typed(hydra: Any) -> list[str]:
+    """The overrides of a sweep, with those that say how it runs, for the command that repeats it.
+
+    Args:
+        hydra: the node ``hydra`` of a composed config.
+    """
+    ways = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
+    own = [str(entry) for entry in hydra.overrides.hydra]
+    chosen = [entry for entry in own if entry.lstrip("+~").startswith(ways)]
+    return [*chosen, *(str(entry) for entry in hydra.overrides.task)]
+
+
+def refuse_launcher(hydra: Any) -> None:
+    """Refuse settings under which several runs would share a folder.
+
+    Raises:
+        ConfigError: a submitit job of several tasks.
+    """
+    if target_of(hydra) not in (LOCAL, SLURM):
+        return
+    for key in ("tasks_per_node", "nodes"):
+        value = hydra.launcher.get(key, 1)
+        if value != 1:
+            raise ConfigError(
+                f"hydra.launcher.{key}",
+                value,
+                "each task would be a run of its own, in the same folder; dpexp starts the ranks",
+                allowed="1",
+                fix=f"hydra.launcher.{key}=1, and num_devices for the ranks",
+            )
+
+
+def simultaneous(hydra: Any) -> str | None:
+    """The warning that cells run at the same time; None where each has the machine for itself."""
+    sweeper = hydra.get("sweeper") or {}
+    if sweeper.get("n_jobs", sweeper.get("max_batch_size")) == 1:
+        return None  # the launcher is given one cell at a time
+    launcher, target = hydra.launcher, target_of(hydra)
+    how = {
+        BASIC: _never,
+        JOBLIB: _under_joblib,
+        LOCAL: _under_submitit,
+        SLURM: _under_slurm,
+        RAY: _under_ray,
+    }.get(target, _perhaps)(launcher)
+    if how is None:
+        return None
+    return (
+        f"cells of this sweep {how[0]} and disturb each other's timing: their figures are not "
+        f"those of an idle machine. Try: {how[1]}"
+    )
+
+
+def _never(_launcher: Any) -> tuple[str, str] | None:
+    return None
+
+
+def _perhaps(launcher: Any) -> tuple[str, str] | None:
+    name = launcher.get("_target_")
+    return f"may run at the same time (launcher {name})", "hydra/launcher=basic"
+
+
+def _under_joblib(launcher: Any) -> tuple[str, str] | None:
+    jobs = launcher.get("n_jobs", 1)
+    if jobs == 1:
+        return None
+    return f"run at the same time (joblib, n_jobs={jobs})", "hydra.launcher.n_jobs=1"
+
+
+def _under_submitit(_launcher: Any) -> tuple[str, str] | None:
+    return "all run at the same time (submitit_local)", "hydra.sweeper.max_batch_size=1"
+
+
+def _under_slurm(launcher: Any) -> tuple[str, str] | None:
+    if launcher.get("array_parallelism") == 1 or "exclusive" in (
+        launcher.get("additional_parameters") or {}
+    ):
+        return None
+    return (
+        "may share a node (submitit_slurm)",
+        "+hydra.launcher.additional_parameters.exclusive=true",
+    )
+
+
+def _under_ray(launcher: Any) -> tuple[str, str] | None:
+    cores = launcher.ray.init.get("num_cpus") or env.usable_cores()
+    each = launcher.ray.remote.get("num_cpus") or 1
+    if launcher.ray.init.get("address") is None and cores < 2 * each:
+        return None
+    return "run at the same time (ray)", "+hydra.launcher.ray.init.num_cpus=1"
+
+
+def changed_variables(hydra: Any) -> list[str]:
+    """Notes on variables that the launcher, and not the user, has set for this cell."""
+    chosen = hydra.job.env_set  # the user's own, by Hydra's key for it
+    changed = {k: v for k, v in env.changed_by_launcher().items() if k not in chosen}
+    notes = []
+    if "OMP_NUM_THREADS" in changed:
+        value = changed["OMP_NUM_THREADS"]
+        notes.append(
+            f"OMP_NUM_THREADS={value} was set by the launcher ({name_of(hydra)}): "
+            "it, and not dpexp, has chosen the threads per process"
+        )
+    if "CUDA_VISIBLE_DEVICES" in changed:
+        value = changed["CUDA_VISIBLE_DEVICES"]
+        hint = " (+hydra.launcher.ray.remote.num_gpus=<n> asks for GPUs)"
+        notes.append(
+            f"CUDA_VISIBLE_DEVICES={value!r} was set by the launcher ({name_of(hydra)})"
+            + (hint if target_of(hydra) == RAY else "")
+        )
+    return notes

@@ -1,0 +1,31 @@
+"""A model for cells that other launchers start: it does as it is told."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+
+import torch
+
+
+class Told(torch.nn.Module):
+    """A linear layer. `how`: work, raise, or kill (the process that started the rank)."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 2)
+        self.how = how
+        logging.getLogger("userlaunched").info("I %s", how)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "raise":
+            raise ValueError("told to raise")
+        if self.how == "kill":
+            parent = multiprocessing.parent_process()
+            assert parent is not None
+            assert parent.pid is not None
+            os.kill(parent.pid, signal.SIGKILL)
+        out: torch.Tensor = self.layer(x)
+        return out
