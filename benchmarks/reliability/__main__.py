@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.common import ROOT
 from benchmarks.reliability.faults import DAMAGES, PAIRS, SWEEPS, Damage, Fault
-from benchmarks.reliability.page import line, page
+from benchmarks.reliability.page import HEAD, line, page
 from benchmarks.reliability.scene import read_only, small_disk
 from benchmarks.reliability.tries import Seen, damage_try, pair_try, sound_sweep, sweep_try
 from dpexp.files import write_whole
@@ -29,6 +29,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     results: dict[tuple[str, str], list[Seen]] = {}
+    skipped = [
+        f"{each.name} ({RANKS[each.ranks]}): needs root"
+        for each in SWEEPS
+        if os.geteuid() != 0 and each.around in NEED_ROOT
+    ]
     with sound_sweep() as sound:
         tries: dict[tuple[str, str], Try] = {
             **{
@@ -39,21 +44,22 @@ def main() -> None:
             **{(each.name, RANKS[1]): partial(_damage_try, each, sound) for each in DAMAGES},
             **{(each.name, RANKS[1]): partial(pair_try, each) for each in PAIRS},
         }
-        for key, attempt in tries.items():
-            if options.only and not any(word in key[0] for word in options.only):
-                continue
-            results[key] = [attempt(number) for number in range(options.repeats)]
-            print(line(*key, results[key]), flush=True)
-            for number, seen in enumerate(results[key]):
-                if seen.wrong:
-                    print(f"  try {number}: {'; '.join(seen.wrong)}", flush=True)
-    skipped = [
-        f"{each.name} ({RANKS[each.ranks]}): needs root"
-        for each in SWEEPS
-        if os.geteuid() != 0 and each.around in NEED_ROOT
-    ]
-    if options.write:
-        write_whole(PAGE, page(results, skipped))
+        if options.only:
+            tries = {
+                key: attempt
+                for key, attempt in tries.items()
+                if any(word in key[0] for word in options.only)
+            }
+        # In rounds, so that the tries of a fault are not all made under the same load.
+        for number in range(options.repeats):
+            for key, attempt in tries.items():
+                seen = attempt(number)
+                results.setdefault(key, []).append(seen)
+                outcome = "; ".join(seen.wrong) or "as it has to be"
+                print(f"{number}: {', '.join(key)}: {outcome}", flush=True)
+            if options.write:
+                write_whole(PAGE, page(results, skipped))
+    print("\n".join([HEAD, *(line(*key, seen) for key, seen in results.items())]))
 
 
 def _sweep_try(fault: Fault, number: int) -> Seen:

@@ -253,7 +253,8 @@ SWEEPS = (
         overrides=(f"watchdog_s={TIME_S}",),
     ),
     *code(
-        "out of memory (process_memory_mib=2000)", "memory", failed("oom", "memory"),
+        "out of memory (process_memory_mib=2000)", "memory",
+        failed("oom", "process_memory_mib=2000", unkept=UNWRITTEN),
         overrides=("process_memory_mib=2000",),
     ),
     Fault("disk full during the steps", NO_ROOM, how="fill", around=small_disk),

@@ -32,7 +32,7 @@ SWEEP = "disk/sweep"
 # As short as a cell can be, so that a try is: nothing but the steps.
 COMMON = (
     "-m", "task=train", "model=custom", "model._target_=benchmarks.reliability.misbehaving.Model",
-    "+model.cell=0,1,2", "+model.place=.", "dataset.rows=64", "batch_size=4", "shuffle=false",
+    "+model.cell=0,1,2", "+model.place=.", "batch_size=4", "shuffle=false",
     "epochs=null", f"steps={STEPS}", "check.parity=false", "measure.flops=false",
     "measure.calibration_pairs=0",
 )  # fmt: skip
