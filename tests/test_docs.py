@@ -29,6 +29,7 @@ PAGES = (
     ROOT / "docs/launchers.md",
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",
+    ROOT / "docs/reliability.md",
     ROOT / "docs/validation.md",
 )
 

@@ -13,10 +13,19 @@ import pytest
 from benchmarks.reliability import command
 from benchmarks.reliability.__main__ import NEED_ROOT, RANKS
 from benchmarks.reliability.command import Command
-from benchmarks.reliability.faults import DAMAGES, FINE, PAIRS, SWEEPS, Damage, Fault, Pair
+from benchmarks.reliability.damages import (
+    DAMAGES,
+    PAIRS,
+    Damage,
+    Pair,
+    damage_try,
+    pair_try,
+    sound_sweep,
+)
+from benchmarks.reliability.faults import FINE, SWEEPS, Fault
 from benchmarks.reliability.looking import finished, lost
 from benchmarks.reliability.page import line, plain, unexpected
-from benchmarks.reliability.tries import Seen, damage_try, pair_try, sound_sweep, sweep_try
+from benchmarks.reliability.tries import Seen, sweep_try
 
 # Those that no other test has. `make test` runs them; the whole table is slow.
 QUICK = (

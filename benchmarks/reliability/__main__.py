@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from benchmarks.common import ROOT
-from benchmarks.reliability.faults import DAMAGES, PAIRS, SWEEPS, Damage, Fault
+from benchmarks.reliability.damages import DAMAGES, PAIRS, Damage, damage_try, pair_try, sound_sweep
+from benchmarks.reliability.faults import SWEEPS, Fault
 from benchmarks.reliability.page import HEAD, line, page
 from benchmarks.reliability.scene import read_only, small_disk
-from benchmarks.reliability.tries import Seen, damage_try, pair_try, sound_sweep, sweep_try
+from benchmarks.reliability.tries import Seen, sweep_try
 from dpexp.files import write_whole
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -22,7 +24,7 @@ Try = Callable[[int], Seen]
 
 
 def main() -> None:
-    """Each fault so many times."""
+    """Each fault so many times; Ctrl-C ends the tries, and what there is is shown."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability")
     parser.add_argument("--repeats", type=int, default=10, help="tries of each fault")
     parser.add_argument("--only", nargs="*", default=[], help="faults whose name has these words")
@@ -51,14 +53,15 @@ def main() -> None:
                 if any(word in key[0] for word in options.only)
             }
         # In rounds, so that the tries of a fault are not all made under the same load.
-        for number in range(options.repeats):
-            for key, attempt in tries.items():
-                seen = attempt(number)
-                results.setdefault(key, []).append(seen)
-                outcome = "; ".join(seen.wrong) or "as it has to be"
-                print(f"{number}: {', '.join(key)}: {outcome}", flush=True)
-            if options.write:
-                write_whole(PAGE, page(results, skipped))
+        with suppress(KeyboardInterrupt):
+            for number in range(options.repeats):
+                for key, attempt in tries.items():
+                    seen = attempt(number)
+                    results.setdefault(key, []).append(seen)
+                    outcome = "; ".join(seen.wrong) or "as it has to be"
+                    print(f"{number}: {', '.join(key)}: {outcome}", flush=True)
+        if options.write:
+            write_whole(PAGE, page(results, skipped))
     print("\n".join([HEAD, *(line(*key, seen) for key, seen in results.items())]))
 
 

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks.reliability.scene import (
     Scene,
@@ -103,40 +102,6 @@ class Fault:
         """Whether the fault is there all the time, and no cell does anything wrong."""
         misbehaves = any("misbehaving.Rows" in each for each in self.overrides)
         return self.how == "calm" and self.strike is None and not misbehaves
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Damage to a file of a sweep that had ended well.
-
-    Args:
-        name: of the file, as a pattern in the struck cell's folder.
-        keep: the share of its bytes that stay.
-        garbage: put in their place.
-        again: whether the cell has to run again when the sweep is resumed.
-        words: in what the report says.
-    """
-
-    name: str
-    file: str
-    again: bool
-    keep: float = 0.0
-    garbage: bytes = b""
-    words: str = ""
-
-    def do(self, folder: Path) -> None:
-        """To a cell's folder."""
-        (path,) = folder.glob(self.file)
-        whole = path.read_bytes()
-        path.write_bytes(whole[: int(self.keep * len(whole))] + self.garbage)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two sweeps started at the same time, in one folder or each in one of its own."""
-
-    name: str
-    same: bool
 
 
 def code(name: str, how: str, ends: Ends, **more: object) -> tuple[Fault, Fault]:
@@ -290,15 +255,3 @@ SWEEPS = (
     ),
     Fault("stale Slurm variables", FINE, ranks=2, variables=lambda number: SLURM),
 )  # fmt: skip
-
-DAMAGES = (
-    Damage("garbage in run.json", "run.json", True, garbage=b"\x00\xff{]", words="run.json"),
-    Damage("empty run.json", "run.json", True, words="run.json"),
-    Damage("truncated run.json", "run.json", True, keep=0.5, words="run.json"),
-    Damage("truncated steps CSV", "steps.rank0.csv", False, keep=0.53),
-    Damage("truncated event file", "events.out.tfevents.*", False, keep=0.53),
-)
-PAIRS = (
-    Pair("two sweeps started at once in one folder", same=True),
-    Pair("two sweeps started at once without a folder", same=False),
-)
