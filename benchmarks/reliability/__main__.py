@@ -60,6 +60,7 @@ def main() -> None:
                     results.setdefault(key, []).append(seen)
                     outcome = "; ".join(seen.wrong) or "as it has to be"
                     print(f"{number}: {', '.join(key)}: {outcome}", flush=True)
+        skipped += [f"{', '.join(key)}: not reached" for key in tries if key not in results]
         if options.write:
             write_whole(PAGE, page(results, skipped))
     print("\n".join([HEAD, *(line(*key, seen) for key, seen in results.items())]))
