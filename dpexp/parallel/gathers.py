@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 from dpexp.parallel.collectives import Collective, CollectiveLog
 
 # What is used of the inside of torch's FSDPParamGroup.
-INSIDE = ("wait_for_unshard", "reshard", "finalize_backward", "reduce_grads", "_training_state")
+INSIDE = ("wait_for_unshard", "reshard", "finalize_backward")
 
 
 def time_collectives(units: list[Any], log: CollectiveLog, *, streams: bool) -> None:
@@ -81,10 +81,10 @@ def _note_needs(
         wait_for_unshard()
 
     def before_scattering() -> None:
-        # What post_backward does next is to wait for the scatterings of the groups before: their
-        # inputs are to be freed. Until here it has added up gradients on the computing stream.
-        if group._training_state.name == "POST_BACKWARD" and group.reduce_grads:
-            needed(scattered)
+        # What post_backward does next is to wait for the scatterings of the groups before, whose
+        # inputs it frees. Until here it has added up gradients on the computing stream. After
+        # forward, and in micro-batches without exchange, no scattering is open.
+        needed(scattered)
         reshard()
 
     def before_last_wait() -> None:
