@@ -83,11 +83,13 @@ def stalls(ready: Floats, end: Floats, needed: Floats) -> tuple[Floats, Floats]:
     Returns:
         When each stall begins, and its seconds; the same shape. Without a stall the seconds are 0.
     """
-    steps, begin = np.arange(len(ready)), np.maximum(ready, needed)
-    reached = np.full(len(ready), -np.inf)
-    for column in np.lexsort((end, needed), axis=1).T:
-        begin[steps, column] = np.maximum(begin[steps, column], reached)
-        reached = np.fmax(reached, end[steps, column])
+    begin = np.maximum(ready, needed)
+    order = np.lexsort((end, needed), axis=1)  # NaN last
+    done = np.fmax.accumulate(np.take_along_axis(end, order, axis=1), axis=1)
+    before = np.column_stack([np.full(len(done), -np.inf), done[:, :-1]])
+    in_order = np.take_along_axis(begin, order, axis=1)
+    in_order = np.where(np.isnan(in_order), np.nan, np.fmax(in_order, before))
+    np.put_along_axis(begin, order, in_order, axis=1)
     return begin, np.maximum(np.nan_to_num(end - begin), 0.0)
 
 

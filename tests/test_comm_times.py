@@ -6,12 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import FakeComm, TickClock, together
+import torch
+from builders import FakeComm, ListSink, TickClock, make_plan_for, together
+from fakeevents import Event, waits
 
+from dpexp import timing
 from dpexp.comm import Comm
 from dpexp.comm_recorder import CommRecorder, StepComm
 from dpexp.comm_times import Steps, lateness, times_of
-from dpexp.parallel.collectives import Collective
+from dpexp.parallel.collectives import Collective, CollectiveLog
+from dpexp.recorder import Recorder
+from dpexp.rows import Row
 from dpexp.stragglers import LEGS
 
 # Begin, then the ends of data, transfer, forward, backward, optimizer and other.
@@ -124,3 +129,44 @@ def test_steps_without_awaited_collectives_have_nothing_to_be_late_for() -> None
     assert times.stalls().tolist() == [[0], [0]]
     assert times.stood().tolist() == [[3], [0]]
     assert times.meetings() == 2
+
+
+# On a device
+
+
+def test_events_on_several_streams_give_the_same_figures_and_are_waited_for_once_a_flush(
+    events: list[Event],
+) -> None:
+    """The steps above, a millisecond for each second; marks come in the order of the host."""
+    clock, sink, comm = timing.EventClock(torch.device("meta")), ListSink(), FakeComm()
+    plan = make_plan_for(warmup_steps=0)
+    whole = Recorder(plan, comm, clock, [sink], 1.0, CommRecorder(comm, clock))
+
+    def event(at_ms: float) -> torch.Event:
+        mark: Any = clock.mark()
+        mark.at_ms = at_ms
+        return mark  # type: ignore[no-any-return]
+
+    for flush in range(2):
+        log = CollectiveLog(clock, 2, blocking=False)
+        marks = [event(at) for at in MARKS[:3]]
+        for kind, backward, ready, end, needed in AWAITED:
+            entry = log.begin(kind, 100)
+            entry.in_backward = backward
+            log.done(entry)
+            log.needed([entry])
+            entry.ready, entry.end, entry.needed = (event(at) for at in (ready, end, needed))
+        marks += [event(at) for at in MARKS[3:]]
+        whole.add(Row(flush, 0, 30, 30, marks, (), None, None, 0, tuple(log.noted)))
+        assert waits(events) == 2 * flush
+        whole.flush()
+        assert waits(events) == 2 * flush + 2  # for the last mark, and for the anchor after it
+    assert len(sink.records) == 2
+    for record in sink.records:
+        assert record.forward_s == pytest.approx(0.018)
+        assert record.comm_exposed_s == pytest.approx(0.010)
+        assert record.comm_overlapped_s == pytest.approx(0.018)
+        assert record.bus_bytes_per_s == pytest.approx(250 / 0.028)
+    (drawn, *_) = whole.comm_summary()["timeline"]  # type: ignore[index]
+    stalls = [each["stall_s"] for each in drawn["collectives"]]
+    assert stalls == pytest.approx([0.003, 0, 0.002, 0, 0.005], abs=1e-9)
