@@ -27,7 +27,7 @@ help:
 	@echo "make demo         install into $(VENV) and run a sweep over strategies and device counts"
 	@echo "make test         install what the tests need too; lint, types and the tests"
 	@echo "make soak         only the slow tests"
-	@echo "make test-extras  install torchvision and Hugging Face's libraries into $(VENV_EXTRAS); their tests"
+	@echo "make test-extras  install torchvision, Hugging Face's libraries and trackers into $(VENV_EXTRAS); their tests"
 	@echo "make venv         only make $(VENV), for example to put a torch of your own into it first"
 	@echo "make clean        remove $(VENV), $(VENV_EXTRAS) and caches; outputs/ stays"
 	@echo "Another Python: make demo PYTHON=python3.12"
@@ -42,7 +42,7 @@ demo: sound $(DEMO)
 	    batch_size=240 epochs=8 warmup_steps=8 \
 	    parallel=none,dp,ddp num_devices=1,2,3 hydra.sweep.dir="$$folder" && \
 	echo && echo "Next, type this and open the address that it prints:" && \
-	echo && echo "    $(BIN)/tensorboard --logdir $$folder" && echo
+	echo && echo "    $(BIN)/python -m dpexp.board $$folder" && echo
 
 test: sound $(TEST)
 	$(BIN)/ruff check .
@@ -55,7 +55,7 @@ soak: sound $(TEST)
 
 # What needs those libraries, and the core of the rest on the torch that they need.
 test-extras: sound $(TEST_EXTRAS)
-	$(BIN_EXTRAS)/python -c 'import torchvision, transformers, datasets'
+	$(BIN_EXTRAS)/python -c 'import torchvision, transformers, datasets, mlflow, wandb'
 	$(BIN_EXTRAS)/python -m pytest -m "not slow" tests/extras tests/test_experiments.py \
 	    tests/test_equality.py tests/parallel tests/test_run_folder.py
 
@@ -86,8 +86,8 @@ $(TEST): $(MADE) pyproject.toml constraints.txt
 	@touch $(DEMO) $@
 
 $(TEST_EXTRAS): $(MADE_EXTRAS) pyproject.toml constraints-extras.txt
-	@echo "Installing dpexp with torchvision and Hugging Face's libraries into $(VENV_EXTRAS) (a first download takes minutes)."
-	@$(BIN_EXTRAS)/python -m pip $(QUIET) install -c constraints-extras.txt -e '.[test,vision,hf]'
+	@echo "Installing dpexp with torchvision, Hugging Face's libraries and trackers into $(VENV_EXTRAS) (a first download takes minutes)."
+	@$(BIN_EXTRAS)/python -m pip $(QUIET) install -c constraints-extras.txt -e '.[test,vision,hf,mlflow,wandb]'
 	@touch $@
 
 # An environment whose Python is gone (upgraded, moved) fails in ways that are hard to read.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -15,11 +17,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpexp import __version__, compose, console, env
-from dpexp.cell import InterruptedRunError, claim_folder, run_cell, unreadable
+from dpexp.cell import (
+    InterruptedRunError,
+    claim_folder,
+    run_cell,
+    unreadable,
+)
 from dpexp.config import load
 from dpexp.errors import ConfigError
+from dpexp.recording import UnwrittenResultError
 from dpexp.records import RunResult
-from dpexp.sweep import begun, finish
+from dpexp.stopping import Stop, StopAtOnceError, answer_with
+from dpexp.sweep import abandon, begun, finish
 
 
 def run_job(composed: DictConfig) -> float | None:
@@ -33,32 +42,55 @@ def run_job(composed: DictConfig) -> float | None:
         if not in_sweep:
             console.refuse(error)  # not reached: the callback has refused it before
         raw = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
-        console.show_cell(unreadable(raw, error, folder), folder)
+        _told(partial(unreadable, raw, error, folder), folder, in_sweep=True)
         return None
     try:
         claim_folder(folder)
     except ConfigError as error:
         console.refuse(error)
     try:
-        result = run_cell(config, folder, Path(settings.runtime.cwd), in_sweep=in_sweep)
+        result = _told(
+            partial(run_cell, config, folder, Path(settings.runtime.cwd), in_sweep=in_sweep),
+            folder,
+            in_sweep=in_sweep,
+        )
     except ConfigError as error:
         compose.discard(folder)
         console.refuse(error)
     except InterruptedRunError as stop:
-        _interrupted(stop, folder, in_sweep)
-    if result is None:
-        return None
-    _report(result, folder, in_sweep)
-    return (result.throughput or {}).get("samples_per_s")
+        print(f"{stop.result.label}: {stop}; its steps so far are in {folder}", file=sys.stderr)
+        raise Stop(stop.signum) from None
+    return None if result is None else (result.throughput or {}).get("samples_per_s")
 
 
-def _report(result: RunResult, folder: Path, in_sweep: bool) -> None:
-    if in_sweep:
+def _told(
+    make: Callable[[], RunResult | None], folder: Path, *, in_sweep: bool
+) -> RunResult | None:
+    """Show the result that is made, also one that cannot be written."""
+    try:
+        result = make()
+    except UnwrittenResultError as error:
+        if not in_sweep:
+            _report(error.measured, folder, leave=False)
+            console.refuse(compose.explain_os(error), cause=error)
+        sweep = begun.get()  # None where a launcher has processes of its own
+        if sweep is not None:
+            sweep.unwritten[folder.name] = error.result.to_dict()
+        print(f"{folder.name}: no result file: {error}", file=sys.stderr)
+        result = error.result
+    if result is not None and in_sweep:
         console.show_cell(result, folder)
-    elif result.status == "ok":
+    elif result is not None:
+        _report(result, folder)
+    return result
+
+
+def _report(result: RunResult, folder: Path, *, leave: bool = True) -> None:
+    if result.status == "ok":
         console.show_run(result, folder)
-    else:
-        console.show_failure(result, folder)
+        return
+    console.show_failure(result, folder)
+    if leave:
         sys.exit(1)
 
 
@@ -66,13 +98,25 @@ def main() -> None:
     """Entry point. Exit status: 0, 1 for any failure, 130 after Ctrl-C, 143 after SIGTERM."""
     outer = env.outer_launcher()
     console.open_closed_streams()
-    signal.signal(signal.SIGINT, console.leave_quietly)
+    answer_with(console.leave_quietly)
     env.take_over_hydra_errors()
     compose.register()
     arguments = sys.argv[1:]
     if "--version" in arguments:
         print(f"dpexp {__version__}")
         return
+    try:
+        _run(arguments, outer)
+    except KeyboardInterrupt as stop:  # a second one may come while the first is answered
+        answer_with(console.leave_quietly)
+        sys.exit(128 + (stop.signum if isinstance(stop, Stop) else signal.SIGINT))
+    if outer is not None:
+        # Everything is written. An interpreter that unwinds after a process group was in it is
+        # aborted now and then ("terminate called without an active exception").
+        console.leave()
+
+
+def _run(arguments: list[str], outer: env.OuterLauncher | None) -> None:
     try:
         if outer is not None:
             arguments = compose.arguments_under_torchrun(arguments, outer)
@@ -82,29 +126,26 @@ def main() -> None:
             version_base="1.3", config_path=str(compose.config_folder()), config_name="config"
         )(run_job)()
     except ConfigError as error:
+        abandon()
         console.refuse(error)
     except (HydraException, OmegaConfBaseException) as error:
-        folder = begun.get()
-        if folder is not None:
-            compose.discard(folder)  # no cell has run: Hydra composes all of them first
+        abandon()
         console.refuse(compose.explain(error, arguments), cause=error)
     except OSError as error:
+        _finish_sweep()
         console.refuse(compose.explain_os(error), cause=error)
+    except StopAtOnceError:
+        raise
     except KeyboardInterrupt:
-        sys.exit(130)
-    if outer is not None:
-        # Everything is written. An interpreter that unwinds after a process group was in it is
-        # aborted now and then ("terminate called without an active exception").
-        console.leave()
+        _finish_sweep()
+        raise
 
 
-def _interrupted(stop: InterruptedRunError, folder: Path, in_sweep: bool) -> NoReturn:
-    print(f"{stop.result.label}: {stop}; its steps so far are in {folder}", file=sys.stderr)
-    if in_sweep:
-        settings = HydraConfig.get()
-        base = Path(settings.runtime.cwd) / settings.sweep.dir  # chdir may have moved us
-        finish(base, [str(entry) for entry in settings.overrides.task])
-    sys.exit(128 + stop.signum)
+def _finish_sweep() -> None:
+    """The report of the cells that have run, when a sweep ends before its last one."""
+    sweep = begun.get()
+    if sweep is not None and (sweep.unwritten or any(sweep.folder.glob("*/run.json"))):
+        finish(sweep)
 
 
 if __name__ == "__main__":

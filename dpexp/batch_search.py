@@ -28,6 +28,8 @@ from dpexp.worker import RankJob
 STEPS = 3
 # The answer is exact to this part of itself, and to one row per device.
 RESOLUTION = 64
+# The run that follows is longer than a try, and ends when it comes to use more than the limit.
+SPARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class _Search:
                 "batch_size",
                 "auto",
                 f"not even {least} rows fit: {low.reason}",
-                fix="a smaller model, or a larger batch_search.process_memory_mib",
+                fix="a smaller model, or a larger process_memory_mib",
             )
         best, too_large = least, None
         while self.failure is None:
@@ -163,7 +165,6 @@ class _Search:
             save_weights=False,
             shapes=replace(self._config.shapes, print=False, depth=0),
             until=replace(self._config.until, ci=None),
-            check=replace(self._config.check, parity=False),
             measure=replace(self._config.measure, calibration_pairs=0, flops=False),
             trace=False,
             inject=replace(self._config.inject, die_rank=None, hang_rank=None),
@@ -171,13 +172,13 @@ class _Search:
         plan = _planned(short, self._facts, size, self._in_sweep)
         with tempfile.TemporaryDirectory(prefix="dpexp-try-") as name:
             folder = Path(name)
-            job = RankJob(plan, {"variables": env.recorded()}, folder, self._limit)
+            job = RankJob(plan, {"variables": env.recorded()}, folder)
             result = launch(job, self._user_dir)
             seen = _most_rows(folder / "steps.rank0.csv")
         if result.status == "ok":
             peak = max((result.memory or {}).get("peak_bytes", [0]))
-            fits = self._limit is None or peak <= self._limit
-            reason = None if fits else "its peak is above batch_search.process_memory_mib"
+            fits = self._limit is None or peak <= self._limit * SPARE
+            reason = None if fits else f"its peak is above {SPARE:.0%} of process_memory_mib"
             return Try(size, fits, peak, reason, seen if seen < plan.batch_rows else None)
         error = result.error
         if error is not None and (error.kind == "oom" or error.type == "SIGKILL"):
@@ -207,15 +208,15 @@ def _least(config: Config, plan: RunPlan) -> int:
 
 
 def _limit_bytes(config: Config, plan: RunPlan) -> int | None:
-    limit = config.batch_search.process_memory_mib
-    if plan.device_type == "cuda":
-        return None
+    limit = config.process_memory_mib
     if limit is None:
+        if plan.device_type == "cuda":
+            return None
         raise ConfigError(
             "batch_size",
             "auto",
             f"on {plan.device_type} the memory that a process may use must be given",
-            fix="batch_search.process_memory_mib=2000",
+            fix="process_memory_mib=2000",
         )
     return int(limit * 2**20)
 

@@ -66,7 +66,8 @@ def _check_above_zero(config: Config) -> None:
     above_zero = {
         "clip_grad_norm": (config.clip_grad_norm, "1"),
         "loader.timeout_s": (config.loader.timeout_s, "300"),
-        "batch_search.process_memory_mib": (config.batch_search.process_memory_mib, "2000"),
+        "process_memory_mib": (config.process_memory_mib, "2000"),
+        "watchdog_s": (config.watchdog_s, "1800"),
         "until.ci": (config.until.ci, "0.02"),
         "until.max_s": (config.until.max_s, "60"),
         "measure.peak_flops_per_device": (config.measure.peak_flops_per_device, "1e12"),

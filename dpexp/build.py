@@ -114,7 +114,7 @@ def _raised_by_caller(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-    return name.startswith(("hydra.", "dpexp.build", "dpexp.optimizers"))
+    return name.startswith(("hydra.", "dpexp.build", "dpexp.optimizers", "dpexp.sinks.opening"))
 
 
 def build_model(node: dict[str, Any], device: torch.device) -> nn.Module:

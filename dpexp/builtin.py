@@ -30,6 +30,7 @@ GROUPS = {
     ),
     "parallel": ("ddp", "dp", "fsdp", "none"),
     "optimizer": ("adamw", "custom", "sgd"),
+    "sinks": ("custom", "mlflow", "none", "wandb"),
 }
 # Types of the built-in targets' arguments, so that a wrong one is refused without importing torch.
 BUILTIN_ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -58,6 +59,8 @@ BUILTIN_ARGUMENTS: dict[str, dict[str, Any]] = {
         "heads": int,
         "layers": int,
     },
+    "dpexp.sinks.MlflowSink": {"tracking_uri": str | None, "experiment": str},
+    "dpexp.sinks.WandbSink": {"project": str, "entity": str | None, "mode": str},
     "torch.optim.SGD": {"lr": float, "momentum": float, "weight_decay": float, "nesterov": bool},
     "torch.optim.AdamW": {"lr": float, "betas": list[float], "weight_decay": float},
 }

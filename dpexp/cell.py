@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from dpexp.config import to_plain
 from dpexp.console import leave_quietly
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
+from dpexp.provenance import code_of, git_state
+from dpexp.recording import UnwrittenResultError, record, write_result
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
+from dpexp.stopping import STOP_SIGNALS, listen
 
 
 class InterruptedRunError(Exception):
@@ -26,7 +30,7 @@ class InterruptedRunError(Exception):
     def __init__(self, signum: int, result: RunResult) -> None:
         self.signum = signum
         self.result = result
-        super().__init__(f"stopped by signal {signum}")
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
 
 
 def run_cell(
@@ -44,9 +48,12 @@ def run_cell(
 
     Raises:
         ConfigError: the config is refused (not in a sweep).
-        InterruptedRunError: SIGINT or SIGTERM came.
+        InterruptedRunError: SIGINT, SIGTERM or SIGHUP came.
+        UnwrittenResultError: the disk is full, or the folder is read-only.
     """
     environment: dict[str, Any] = {"variables": env.recorded()}
+    if not in_sweep:
+        git_state.cache_clear()
     try:
         check(config, in_sweep=in_sweep)
         outer = env.outer_launcher()
@@ -58,8 +65,9 @@ def run_cell(
         from dpexp.device import describe_environment, gather_facts
 
         facts = gather_facts()
-        environment = describe_environment(facts)
-        with _interrupts_recorded(folder):
+        code = code_of(to_plain(config), user_dir)
+        environment = {**describe_environment(facts), "host": platform.node(), "code": code}
+        with _interrupts_recorded(folder, user_dir):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
@@ -78,7 +86,9 @@ def run_cell(
                 "that search have different batches"
             )
             result = replace(result, batch_search=search, notes=[*result.notes, note])
-        result.write(folder / "run.json")
+        recorded = record(result, folder, user_dir)
+        announce(recorded.notes[len(result.notes) :])
+        result = recorded
     return result
 
 
@@ -154,9 +164,9 @@ def refused(
         parallel=strategy,
         num_devices=count if isinstance(count, int) else None,
         scaling=config.scaling.value,
-        error=ErrorRecord("config", type(error).__name__, str(error)),
+        error=ErrorRecord("config", type(error).__name__, str(error), phase="plan"),
     )
-    result.write(folder / "run.json")
+    write_result(result, folder)
     return result
 
 
@@ -170,9 +180,9 @@ def unreadable(raw: dict[str, Any], error: ConfigError, folder: Path) -> RunResu
         config=raw,
         environment={"variables": env.recorded()},
         parallel=strategy,
-        error=ErrorRecord("config", type(error).__name__, str(error)),
+        error=ErrorRecord("config", type(error).__name__, str(error), phase="plan"),
     )
-    result.write(folder / "run.json")
+    write_result(result, folder)
     return result
 
 
@@ -192,22 +202,6 @@ def claim_folder(folder: Path) -> None:
         )
 
 
-def claim_sweep_folder(folder: Path) -> None:
-    """Refuse a folder that already holds a sweep.
-
-    Raises:
-        ConfigError: it does.
-    """
-    held = next(iter(folder.glob("*/run.json")), None)
-    if held is not None:
-        raise ConfigError(
-            "hydra.sweep.dir",
-            str(folder),
-            f"already holds a sweep ({held.parent.name})",
-            fix="another hydra.sweep.dir, or none: then each sweep gets its own",
-        )
-
-
 def announce(notes: Any) -> None:
     """Tell the user what she may not have expected."""
     for note in notes:
@@ -215,7 +209,7 @@ def announce(notes: Any) -> None:
 
 
 @contextmanager
-def _interrupts_recorded(folder: Path) -> Iterator[None]:
+def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
     """Around all that starts ranks: a signal that ends them is written down.
 
     Raises:
@@ -223,13 +217,17 @@ def _interrupts_recorded(folder: Path) -> Iterator[None]:
     """
     from dpexp.launch import LaunchInterruptedError
 
-    if signal.getsignal(signal.SIGINT) is leave_quietly:
+    if any(signal.getsignal(each) is leave_quietly for each in STOP_SIGNALS):
         # From here on there is something to keep.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        listen()
     try:
         yield
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
         result = replace(stop.result, notes=[*stop.result.notes, "see steps.rank*.csv"])
-        result.write(folder / "run.json")
+        try:
+            with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record
+                result = record(result, folder, user_dir)
+        except UnwrittenResultError as error:
+            announce([f"the result cannot be written: {error}"])
         raise InterruptedRunError(stop.signum, result) from None

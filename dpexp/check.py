@@ -7,8 +7,10 @@ from typing import Any
 
 from dpexp.bounds import check_bounds
 from dpexp.check_measuring import check_measuring
+from dpexp.check_sinks import check_sinks
 from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.extras import refuse_missing
+from dpexp.resuming import check_resuming
 from dpexp.schema import OPTIONS, CommHook, CompileMode, Config, Preload, StrategyName, Task
 
 DEVICE_FORMS = "auto, cpu, cuda, cuda:<i>, mps, xpu (no spaces, lower case)"
@@ -46,6 +48,7 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
         fix = "num_devices=1, or parallel=dp"
         raise kind("num_devices", asked, "parallel=none uses one device", fix=fix)
     check_bounds(config)
+    check_resuming(config)
     _check_length(config, in_sweep)
     if not 0 < config.parallel.timeout_s < 7 * 24 * 3600:
         raise ConfigError(
@@ -74,6 +77,7 @@ def check(config: Config, *, in_sweep: bool = False) -> None:
     _check_model(config)
     _check_loader(config)
     _check_entries(config)
+    check_sinks(config.sinks)
     check_measuring(config)
 
 

@@ -7,7 +7,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ import psutil
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from dpexp import env, repeating
 from dpexp.builtin import GROUPS
+from dpexp.composing import SweepLoader
 from dpexp.errors import NO_VALUE, ConfigError
+from dpexp.help_text import help_text
 from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
 
 RUNS = "outputs/runs"
@@ -29,6 +33,8 @@ SWEEPS = "outputs/sweeps"
 # One per process: two processes started in the same second still get two folders.
 # A choice that cannot be the name of an option, alone or in a sweep's list.
 _NO_NAME = re.compile(r"(^|,)\s*(null|true|false|-?[0-9.]+|[\[{].*)?\s*(,|$)")
+# `sinks` may have several, in brackets.
+_NO_NAMES = re.compile(r"(^|,)\s*(null|true|false|-?[0-9.]+|\[\s*\]|\{.*)?\s*(,|$)")
 _RUN_ID = secrets.token_hex(3)
 
 
@@ -36,7 +42,9 @@ def register() -> None:
     """Make dpexp's resolvers and its help page known to Hydra. Safe to call again."""
     OmegaConf.register_new_resolver("dpexp_run_id", lambda: _RUN_ID, replace=True)
     OmegaConf.register_new_resolver("dpexp_cell", cell_name, replace=True)
-    node = {"app_name": "dpexp", "header": "", "footer": "", "template": help_page()}
+    # Resolved for --help only: as text it would be copied and written with each run's settings.
+    OmegaConf.register_new_resolver("dpexp_help", help_page, replace=True)
+    node = {"app_name": "dpexp", "header": "", "footer": "", "template": "${dpexp_help:}"}
     ConfigStore.instance().store(group="hydra/help", name="dpexp", node=node)
     repeating.register()
 
@@ -48,17 +56,29 @@ def config_folder() -> Path:
     return packed if packed.is_dir() else package.parent / "conf"
 
 
-def composed(overrides: Sequence[str]) -> DictConfig:
-    """The config that a command line of overrides composes to, without running Hydra's main.
+@contextmanager
+def composer() -> Iterator[Callable[[Sequence[str]], DictConfig]]:
+    """What composes command lines of overrides to configs, without running Hydra's main.
 
-    Raises:
-        ConfigError: an override cannot be composed.
+    What it yields raises ConfigError if an override cannot be composed.
     """
     register()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        hydra: Any = GlobalHydra.instance().hydra
+        hydra.config_loader = SweepLoader(hydra.config_loader.get_search_path())
+        yield _composed
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """The config of one command line; see :func:`composer`."""
+    with composer() as compose_one:
+        return compose_one(overrides)
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
     refuse_bad_choices(list(overrides))
     try:
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            return hydra_compose("config", list(overrides))
+        return hydra_compose("config", list(overrides))
     except HydraException as error:
         raise explain(error, list(overrides)) from error
 
@@ -142,7 +162,8 @@ def refuse_bad_choices(arguments: list[str]) -> None:
                 argument, NO_VALUE, "an override needs a key", fix="key=value; see --help"
             )
         group = key.lstrip("~+")
-        if group not in GROUPS or not (key.startswith("~") or _NO_NAME.search(value)):
+        no_choice = _NO_NAMES if group == "sinks" else _NO_NAME
+        if group not in GROUPS or not (key.startswith("~") or no_choice.search(value)):
             continue
         options = GROUPS[group]
         raise ConfigError(
@@ -204,9 +225,13 @@ def _missing_key(key: str, value: object) -> ConfigError:
     if group in ("dataset", "model", "optimizer") and name:
         problem = f"the chosen {group} has no such argument"
         return ConfigError(key, value, problem, fix=f"+{key}=… to add it, or another {group}")
+    option = name.partition(".")[0]
+    if group == "sinks" and option in GROUPS["sinks"]:
+        problem = "this sink is not chosen, or has no such argument"
+        return ConfigError(key, value, problem, fix=f"sinks={option}; --help shows its keys")
     known = [spec.name for spec in fields(NESTED[group] if group in NESTED and name else Config)]
     close = _close(name or group, known)
-    typed = f"{group}.{close}" if name else close
+    typed = f"{group}.{close}" if name and group in NESTED else close
     fix = f"{typed}=…" if close else f"+{key}=… to add it, or --help for all keys"
     return ConfigError(key, value, "there is no such key", fix=fix)
 
@@ -237,44 +262,6 @@ def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> 
 
 
 def help_page() -> str:
-    """The text of ``--help``: every key with its documentation, grouped."""
-    lines = [
-        "dpexp: how does this model, on this data, scale over devices?",
-        "",
-        "  python -m dpexp [key=value ...]         one run",
-        "  python -m dpexp -m key=a,b,c ...        a sweep over every combination",
-        "",
-        "== Config groups ==  (group=option; your class: group=custom group._target_=mod.Class)",
-        "",
-    ]
-    sections: dict[str, list[str]] = {}
-    for spec in fields(Config):
-        section = spec.metadata["section"]
-        if section and section != "groups":
-            sections.setdefault(section, []).extend(_key_lines(spec.name, spec.metadata["doc"]))
-    for group, options in GROUPS.items():
-        lines.append(f"  {group:<12}{', '.join(options)}")
-    lines.append(f"  {'+experiment':<12}{', '.join(_experiments())}  (presets)")
-    for section, entries in sections.items():
-        lines += ["", f"== {section.capitalize()} ==", "", *entries]
-    lines += ["", "== Options of the strategy ==", "", *_nested_lines("parallel")]
-    lines += ["", "== This config ==  (with the overrides given)", "", "$CONFIG", ""]
-    lines += [
-        "Print the config only: --cfg job. Hydra's flags: --hydra-help. Tab completion: README.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _key_lines(name: str, doc: str) -> list[str]:
-    return _nested_lines(name) if name in NESTED else [f"  {name:<18}{doc}"]
-
-
-def _nested_lines(name: str) -> list[str]:
-    return [
-        f"  {name + '.' + spec.name:<34}{spec.metadata['doc']}" for spec in fields(NESTED[name])
-    ]
-
-
-def _experiments() -> list[str]:
-    return sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml"))
+    """The text of ``--help``."""
+    presets = (config_folder() / "experiment").glob("*.yaml")
+    return help_text(sorted(path.stem for path in presets))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import typing
 from dataclasses import fields
 from enum import Enum
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     InterpolationResolutionError,
     MissingMandatoryValue,
@@ -18,6 +19,8 @@ from omegaconf.errors import (
 from dpexp.builtin import BUILTIN_ARGUMENTS, GROUPS
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.schema import NESTED, Config
+
+OF_THE_SWEEP = ("resume", "rerun")
 
 
 def load(composed: DictConfig) -> Config:
@@ -43,6 +46,8 @@ def load(composed: DictConfig) -> Config:
     for spec in fields(Config):
         if spec.name == "extra":
             continue
+        if spec.name in OF_THE_SWEEP:
+            plain.setdefault(spec.name, None)  # not in the record of a run
         if spec.name not in plain:
             raise ConfigError(
                 spec.name, NO_VALUE, "the key is missing", fix=f"do not remove {spec.name}"
@@ -54,11 +59,34 @@ def load(composed: DictConfig) -> Config:
             values[spec.name] = _typed(spec.name, _TYPES[spec.name], value)
     for group in ("dataset", "model", "optimizer"):
         _check_target(group, values[group])
+    for name, node in values["sinks"].items():
+        if not isinstance(node, dict):
+            raise ConfigError(f"sinks.{name}", node, "must be a node with a _target_")
+        _check_target(f"sinks.{name}", node)
     return Config(**values, extra=plain)
 
 
+def plain_or_none(composed: DictConfig) -> dict[str, Any] | None:
+    """The config as a run's record will have it; None of one that is refused."""
+    try:
+        return to_plain(load(composed))
+    except ConfigError:
+        return None
+
+
+def without_hydra(composed: DictConfig) -> DictConfig:
+    """A copy of a composed config without Hydra's own node."""
+    copied = copy.deepcopy(composed)
+    with open_dict(copied):
+        copied.pop("hydra", None)
+    return copied
+
+
 def to_plain(config: Config) -> dict[str, Any]:
-    """The config as JSON types, for run.json and TensorBoard; null options are left out."""
+    """The config as JSON types, for run.json and TensorBoard; null options are left out.
+
+    So are :data:`OF_THE_SWEEP`: the same run has the same record, whenever it was made.
+    """
 
     def convert(value: Any) -> Any:
         if isinstance(value, Enum):
@@ -68,8 +96,9 @@ def to_plain(config: Config) -> dict[str, Any]:
             return {name: convert(entry) for name, entry in pairs if entry is not None}
         return value
 
-    plain = {f.name: convert(getattr(config, f.name)) for f in fields(Config)}
-    return {**{k: v for k, v in plain.items() if k != "extra"}, **config.extra}
+    left_out = ("extra", *OF_THE_SWEEP)
+    kept = (f.name for f in fields(Config) if f.name not in left_out)
+    return {**{name: convert(getattr(config, name)) for name in kept}, **config.extra}
 
 
 def _resolved(composed: DictConfig) -> dict[str, Any]:
@@ -218,5 +247,13 @@ def _example(expected: Any) -> str:
     return {int: "8", float: "0.1", str: "text", bool: "true"}.get(expected, "<node>")
 
 
-# These three are judged by check.check, which can say more than "wrong type".
+# These are judged by check.check, which can say more than "wrong type".
 _TYPES = {**typing.get_type_hints(Config), "device": Any, "num_devices": Any, "batch_size": Any}
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, by dotted key. Lists are values; an empty dict has no keys."""
+    if not isinstance(node, dict):
+        return {prefix[:-1]: node}
+    pairs = [flat(value, f"{prefix}{key}.") for key, value in node.items()]
+    return {key: value for each in pairs for key, value in each.items()}

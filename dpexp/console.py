@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -13,6 +13,7 @@ from dpexp import env, server
 from dpexp.errors import ConfigError
 from dpexp.records import RunResult
 
+ANSWER_S = 1.0
 LONG = 2000  # characters of a message that go to the console
 
 
@@ -34,13 +35,13 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def leave_quietly(_signum: int, _frame: Any) -> NoReturn:
-    """Ctrl-C before anything runs: nothing has to be kept. As a handler of SIGINT.
+def leave_quietly(signum: int, _frame: Any) -> NoReturn:
+    """A signal before anything runs: nothing has to be kept. As a handler.
 
     An exception would not do: imports are under way, and some of them swallow it.
     """
     server.stop()
-    os._exit(128 + signal.SIGINT)
+    os._exit(128 + signum)
 
 
 def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:
@@ -49,9 +50,19 @@ def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:
         traceback.print_exception(cause or error)
         print(getattr(error, "trace", ""), file=sys.stderr)
     outer = env.outer_launcher()
-    if outer is None or outer.rank == 0:  # all of torchrun's ranks come to the same refusal
+    # All of torchrun's ranks come to the same refusal, if there are others.
+    if outer is None or outer.rank == 0 or not _answers(outer):
         print(f"dpexp: {error}", file=sys.stderr)
     sys.exit(1)
+
+
+def _answers(outer: env.OuterLauncher) -> bool:
+    """Whether the outer launcher lives: its variables may be left over in a shell."""
+    try:
+        with socket.create_connection((outer.master_addr, outer.master_port), ANSWER_S):
+            return True
+    except OSError:
+        return False
 
 
 def show_failure(result: RunResult, folder: Path) -> None:
@@ -67,6 +78,8 @@ def show_failure(result: RunResult, folder: Path) -> None:
         print(error.user_frames.rstrip(), file=sys.stderr)
     if env.full_errors() and error.traceback:
         print(error.traceback.rstrip(), file=sys.stderr)
+    elif error.stacks:
+        print(f"stacks of all ranks: {folder / 'dpexp.log'}", file=sys.stderr)
     elif error.traceback and error.kind not in ("config", "interrupted"):
         print(f"full traceback: {folder / 'dpexp.log'}", file=sys.stderr)
 
@@ -84,6 +97,7 @@ def show_cell(result: RunResult, folder: Path) -> None:
     """One line for a cell of a sweep that has just ended."""
     rate: Any = (result.throughput or {}).get("samples_per_s")
     figure = f", {rate:,.0f} samples/s" if rate else ""
-    print(f"{folder.name}: {result.status}{figure}", file=sys.stderr)
+    kind = f" ({result.error.kind})" if result.status == "failed" and result.error else ""
+    print(f"{folder.name}: {result.status}{kind}{figure}", file=sys.stderr)
     if result.status == "failed":
         show_failure(result, folder)

@@ -17,7 +17,8 @@ from dpexp.comparing import (
     ratio,
     verdict,
 )
-from dpexp.pairing import IN_KIND, CellRuns, Differences, Pair, flat
+from dpexp.config import flat
+from dpexp.pairing import IN_KIND, CellRuns, Differences, Pair
 from dpexp.records import PHASES
 from dpexp.report.intervals import samples_of
 from dpexp.report.parity import parity_failed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 # Saved with every run, as found: they change what a measurement means.
@@ -17,6 +19,7 @@ RECORDED = (
 
 _HYDRA = "HYDRA_FULL_ERROR"
 _WANTED = "DPEXP_FULL_ERROR"
+_AGENT_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,37 @@ def take_over_hydra_errors() -> None:
     os.environ[_HYDRA] = "1"
 
 
+@contextmanager
+def torch_leaves_signals() -> Iterator[None]:
+    """Keep torch's elastic agent from handlers of its own.
+
+    It would also take over signals that this process was started to ignore, for good.
+    """
+    before = os.environ.get(_AGENT_SIGNALS)
+    os.environ[_AGENT_SIGNALS] = ""
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_AGENT_SIGNALS, None)
+        else:
+            os.environ[_AGENT_SIGNALS] = before
+
+
 def full_errors() -> bool:
     """Whether the user asked to see dpexp's own tracebacks (with Hydra's switch for it)."""
     return os.environ.get(_WANTED, os.environ.get(_HYDRA)) == "1"
+
+
+def quiet_trackers() -> None:
+    """Keep trackers from telling their makers of their use; what the user has set stands."""
+    for name, value in {
+        "DO_NOT_TRACK": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "WANDB_ERROR_REPORTING": "false",
+    }.items():
+        os.environ.setdefault(name, value)
 
 
 def snapshot() -> dict[str, str]:

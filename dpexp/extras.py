@@ -19,6 +19,8 @@ EXTRAS = {
     "datasets": "hf",
     "sklearn": "digits",
     "safetensors": "safetensors",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
 }
 # Targets of dpexp's own that need a package.
 NEEDS = {
@@ -26,6 +28,8 @@ NEEDS = {
     "dpexp.datasets.cifar10": "torchvision",
     "dpexp.datasets.hf": "datasets",
     "dpexp.datasets.digits": "sklearn",
+    "dpexp.sinks.MlflowSink": "mlflow",
+    "dpexp.sinks.WandbSink": "wandb",
 }
 # Where pip knows a package by another name.
 PIP_NAMES = {"sklearn": "scikit-learn"}

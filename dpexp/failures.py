@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import traceback
 from pathlib import Path
@@ -41,7 +42,11 @@ _UNUSED = (
     "ddp waits for the gradient of every parameter, and some got none in the step before: the "
     "model does not use them. Try: parallel.find_unused_parameters=true"
 )
-LOST_PEER = "LostPeer"  # ErrorRecord.type of a rank that failed because another one had left
+# ErrorRecord.type of a rank that failed because another one had left, or did not come in time.
+LOST_PEER = "LostPeer"
+LATE_PEER = "LatePeer"
+# The place where files are written is at fault, not the code that wrote.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def describe(error: BaseException, plan: RunPlan, rank: int, progress: Progress) -> ErrorRecord:
@@ -61,7 +66,17 @@ def describe(error: BaseException, plan: RunPlan, rank: int, progress: Progress)
         if progress.step == 0 and progress.phase == "forward":
             message += _hint(error, layer, plan)
     frames = None if kind == "config" else user_frames(error)
-    return ErrorRecord(kind, name, message + where, rank, step, full, frames)
+    return ErrorRecord(
+        kind,
+        name,
+        message + where,
+        rank,
+        step,
+        full,
+        frames,
+        progress.phase,
+        progress.during or None,
+    )
 
 
 def user_frames(error: BaseException) -> str | None:
@@ -69,14 +84,15 @@ def user_frames(error: BaseException) -> str | None:
     lines: list[str] = []
     current: BaseException | None = error
     while current is not None:
-        frames = [f for f in traceback.extract_tb(current.__traceback__) if _is_user(f.filename)]
+        frames = [f for f in traceback.extract_tb(current.__traceback__) if is_user(f.filename)]
         if frames:
             lines = traceback.format_list(frames)
         current = current.__cause__
     return "".join(lines) or None
 
 
-def _is_user(filename: str) -> bool:
+def is_user(filename: str) -> bool:
+    """Whether a file is the user's own code, as far as one can tell."""
     path = Path(filename)
     return (
         path.is_file()
@@ -99,6 +115,10 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
         return "interrupted", name, str(error)
     if isinstance(inner, SystemExit):
         return "crash", name, f"the model or dataset called sys.exit({inner.code!r})"
+    if isinstance(inner, KeyboardInterrupt):  # a signal comes as Interrupted
+        return "user_error", name, "the model or dataset raised KeyboardInterrupt"
+    if isinstance(inner, OSError) and inner.errno in _NO_ROOM and user_frames(error) is None:
+        return "crash", name, _unwritten(inner)
     if inner is not None and is_out_of_memory(inner):
         return "oom", name, _first_line(inner)
     text = _text(error)
@@ -111,7 +131,7 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
         limit = f"{plan.config.parallel.timeout_s:g} s"
         return (
             "hang",
-            name,
+            LATE_PEER,
             (
                 f"rank {rank} waited {limit} for another rank (parallel.timeout_s={limit[:-2]}): "
                 f"{_first_line(error)}"
@@ -122,6 +142,15 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
     if isinstance(error, (ReplicaError, UserCodeError)):
         return "user_error", name, text
     return "user_error", name, f"{name}: {text}" if text else name
+
+
+def _unwritten(error: OSError) -> str:
+    where = f": {error.filename}" if error.filename else ""
+    reason = (error.strerror or str(error)).lower()
+    return (
+        f"a file of the run cannot be written: {reason}{where}. "
+        "Try: another hydra.run.dir (in a sweep hydra.sweep.dir)"
+    )
 
 
 def loader_failure(text: str, plan: RunPlan) -> tuple[str, str] | None:

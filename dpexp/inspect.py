@@ -5,7 +5,6 @@ The module is not called `inspect` anywhere: with absolute imports it cannot sha
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -16,6 +15,7 @@ from dpexp import compose, console
 from dpexp.check import check
 from dpexp.config import load
 from dpexp.errors import NO_VALUE, ConfigError, RefusedInRankError
+from dpexp.stopping import answer_with
 
 USAGE = """\
 What a run would do, without running it: parameters, gradient bytes, buckets, FLOPs per step,
@@ -33,7 +33,7 @@ _CONFIG_DIR = "--config-dir"
 def main() -> None:
     """Entry point. Exit status: 0, or 1 after a refusal."""
     console.open_closed_streams()
-    signal.signal(signal.SIGINT, console.leave_quietly)
+    answer_with(console.leave_quietly)
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:
         print(USAGE, end="")

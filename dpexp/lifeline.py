@@ -7,6 +7,7 @@ signal at once, gives the main thread a moment to unwind (and flush), and then e
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -15,8 +16,12 @@ import threading
 from multiprocessing.connection import wait
 from typing import Any, final
 
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+from dpexp.stacks import ASK
+from dpexp.stopping import STOP_SIGNALS
+
 GRACE_S = 3.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
@@ -29,22 +34,51 @@ class Interrupted(BaseException):
 
 def stop_listening() -> None:
     """From here on this rank ends by itself; being told again must not interrupt that."""
+    signal.set_wakeup_fd(-1)
     for signum in STOP_SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
+        # Not SIG_IGN: of a signal that is on its way Python would print that it was ignored.
+        signal.signal(signum, _do_nothing)
 
 
-def _forget() -> None:
-    """In a loader process forked from a rank: its signals are its own, and end it silently."""
-    signal.set_wakeup_fd(-1)  # else they would be taken for the rank's
-    for signum in STOP_SIGNALS:
-        signal.signal(signum, signal.SIG_DFL)
+def _do_nothing(_signum: int, _frame: Any) -> None:
+    """A handler."""
+
+
+@final
+class _Children:
+    """What becomes of processes that are forked from a rank: its loader processes."""
+
+    def __init__(self, unheeded: frozenset[signal.Signals]) -> None:
+        self._unheeded = unheeded
+        self._by_main_thread = False
+
+    def before(self) -> None:
+        self._by_main_thread = threading.current_thread() is threading.main_thread()
+
+    def after_in_child(self) -> None:
+        """Its signals are its own, and end it silently; it does not outlive its rank."""
+        signal.set_wakeup_fd(-1)  # else they would be taken for the rank's
+        faulthandler.unregister(ASK)
+        for signum in STOP_SIGNALS:
+            heeded = signum not in self._unheeded
+            signal.signal(signum, signal.SIG_DFL if heeded else signal.SIG_IGN)
+        # torch's loader processes look for their parent every 5 s only. The system sends this when
+        # the thread that forked ends, so only where that lives as long as the rank. On other
+        # systems than Linux the call does nothing.
+        if self._by_main_thread:
+            _prctl_pr_set_pdeathsig(signal.SIGKILL)
 
 
 @final
 class Lifeline:
-    """Watches over this process from :meth:`start` on, until it ends."""
+    """Watches over this process from :meth:`start` on, until it ends.
 
-    def __init__(self) -> None:
+    Args:
+        unheeded: stop signals that this process ignores, as its launching process does.
+    """
+
+    def __init__(self, unheeded: frozenset[signal.Signals] = frozenset()) -> None:
+        self._unheeded = unheeded
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -53,10 +87,12 @@ class Lifeline:
         send.setblocking(False)
         signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
         for signum in STOP_SIGNALS:
-            signal.signal(signum, self._on_signal)
+            heeded = signum not in self._unheeded
+            signal.signal(signum, self._on_signal if heeded else signal.SIG_IGN)
         # The fork server keeps it blocked; see server.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        os.register_at_fork(after_in_child=_forget)
+        children = _Children(self._unheeded)
+        os.register_at_fork(before=children.before, after_in_child=children.after_in_child)
         # `send` must stay open as long as the process lives.
         self._sockets = (receive, send)
         threading.Thread(target=self._watch, name="dpexp-lifeline", daemon=True).start()
@@ -72,9 +108,10 @@ class Lifeline:
         while True:
             ready = wait(watched)
             if receive in ready:
-                told = [s for s in receive.recv(64) if s != signal.SIGCHLD]
+                told = [s for s in receive.recv(64) if s in STOP_SIGNALS]
                 if not told:
                     continue  # a loader process of this rank ended
-            # Told to stop, or orphaned: nobody is left to read a result.
+            else:  # orphaned: nobody is left to read a result, but the last steps are written
+                os.kill(os.getpid(), signal.SIGTERM)
             self._ended.wait(GRACE_S)
             os._exit(128 + signal.SIGTERM)

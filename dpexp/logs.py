@@ -55,6 +55,16 @@ def open_log(folder: Path, where: str, console_level: int) -> list[logging.Handl
     return [file, console]
 
 
+def append(folder: Path, text: str) -> None:
+    """Add to a run's log from the launching process, when its ranks are gone.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with (folder / LOG_NAME).open("a", encoding="utf-8") as file:
+        file.write(f"[launcher] {text.rstrip()}\n")
+
+
 def close_log(handlers: list[logging.Handler]) -> None:
     """Take the handlers off again."""
     for handler in handlers:

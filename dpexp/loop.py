@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,6 +11,19 @@ from typing import Any
 import torch
 
 from dpexp.batches import Inputs, Split
+from dpexp.beacon import (
+    CODES,
+    DURING,
+    PART,
+    PHASE,
+    PHASES,
+    STEP,
+    TICKS,
+    WAITED,
+    WIDTH,
+    Cells,
+    step_at,
+)
 from dpexp.device import peak_resident_bytes
 from dpexp.loading import Batches
 from dpexp.metrics import Scoring
@@ -23,21 +37,67 @@ from dpexp.timing import Clock
 from dpexp.training import Training
 from dpexp.transfer import Transfer
 
+# How long a rank whose time is up waits for the launcher to look, and how often it asks.
+SEEN_S, LOOK_S = 5.0, 0.02
 
-@dataclass
+
 class Progress:
-    """Where the loop is, for the message when it fails."""
+    """Where the loop is: for the message when it fails, and for the launching process to look at.
 
-    step: int = -1  # the last one whose batch has come
-    phase: str = "set-up"
-    partial: RankResult | None = None  # what there was to say when the steps ended early
-    during: str = ""  # what is going on when it is not the run's own steps
+    Args:
+        cells: see :mod:`dpexp.beacon`; memory of its own when nobody looks.
+    """
+
+    def __init__(self, cells: Cells | None = None) -> None:
+        self._watched = cells is not None
+        self._cells: Cells = [0] * WIDTH if cells is None else cells
+        self.partial: RankResult | None = None  # what there was to say when the steps ended early
+        self.parity: dict[str, Any] | None = None  # the certificate, once there is one
+        self.step = -1
+        self.phase = "set-up"
+
+    @property
+    def phase(self) -> str:
+        """One of beacon.PHASES."""
+        return PHASES[self._cells[PHASE]]
+
+    @phase.setter
+    def phase(self, name: str) -> None:
+        cells = self._cells
+        cells[PHASE] = CODES[name]
+        cells[TICKS] += 1
+
+    @property
+    def step(self) -> int:
+        """The last one whose batch has come."""
+        return self._cells[STEP]
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._cells[STEP] = step
+
+    @property
+    def during(self) -> str:
+        """What is going on when it is not the run's own steps: one of beacon.DURING."""
+        return DURING[self._cells[PART]]
+
+    @during.setter
+    def during(self, what: str) -> None:
+        self._cells[PART] = DURING.index(what)
 
     def current_step(self) -> int | None:
         """The step at work; while a batch is waited for, the one it is for."""
-        if self.phase == "set-up":
-            return None
-        return self.step + 1 if self.phase == "data" else self.step
+        return step_at(self.step, self.phase)
+
+    def wait_to_be_seen(self) -> None:
+        """This rank's time is up: let the launcher look at all ranks before it ends them."""
+        if not self._watched:
+            return
+        self._cells[WAITED] = 1
+        for _ in range(int(SEEN_S / LOOK_S)):
+            if not self._cells[WAITED]:
+                return
+            time.sleep(LOOK_S)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from dpexp.builtin import GROUPS
 from dpexp.compose import config_folder
+from dpexp.config import flat
 from dpexp.schema import StrategyName
 
 Run = dict[str, Any]  # ``run.json`` data
@@ -36,6 +37,7 @@ WITHOUT_EFFECT = (
     "repeat",
     "repeats",
     "save_weights",
+    "sinks",
     "trace",
 )
 # What makes two figures differ in kind; nobody may ask to look past it.
@@ -233,14 +235,6 @@ def _file(name: str) -> dict[str, Any]:
     plain = OmegaConf.to_container(OmegaConf.load(config_folder() / name), resolve=False)
     assert isinstance(plain, dict)
     return flat({k: v for k, v in plain.items() if k not in ("defaults", "hydra")})
-
-
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one, by dotted key. Lists are values; an empty dict has no keys."""
-    if not isinstance(node, dict):
-        return {prefix[:-1]: node}
-    pairs = [flat(value, f"{prefix}{key}.") for key, value in node.items()]
-    return {key: value for each in pairs for key, value in each.items()}
 
 
 def _is_below(key: str, nodes: Collection[str]) -> bool:

@@ -32,10 +32,12 @@ class Pause:
         if training is not None and self._calibrates:
             reason = why_not(self._plan)
             if reason is None and inputs is not None:
+                self._work.progress.during = "the calibration"
                 self.calibration = calibrate(
                     inputs, global_rows, self._work, training, self._built.model, self._plan,
                     self._comm,
                 )  # fmt: skip
+                self._work.progress.during = ""
             else:
                 self.calibration = _none(reason or "there is no warm-up before it")
         self._beside.begin()

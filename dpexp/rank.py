@@ -11,22 +11,25 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, final
 
 from dpexp import env
-from dpexp.failures import describe
+from dpexp.beacon import own_cells
+from dpexp.failures import LATE_PEER, describe
 from dpexp.files import write_whole
 from dpexp.lifeline import GRACE_S, Interrupted, Lifeline, stop_listening
 from dpexp.logs import close_log, open_log
 from dpexp.loop import Progress
 from dpexp.memory_limit import MemoryLimit
 from dpexp.records import ErrorRecord, RankResult, RunResult
+from dpexp.stacks import offer
 from dpexp.worker import RankJob, run_rank
 
 log = logging.getLogger(__name__)
@@ -70,8 +73,10 @@ class LaunchedRank:
     job: RankJob
     variables: dict[str, str]  # the launching process's environment
     user_dir: Path  # where the command was typed: relative paths and modules start there
-    scratch: Path  # for error records
+    scratch: Path  # for error records and stacks
     stdio: Stdio
+    beacon: Any  # shared memory, see beacon.py
+    unheeded: frozenset[signal.Signals]  # stop signals that the launching process ignores
 
 
 def main(launched: LaunchedRank) -> RunResult | None:
@@ -90,10 +95,18 @@ def main(launched: LaunchedRank) -> RunResult | None:
         last = {"error": asdict(error), "partial": partial and asdict(partial)}
         write_whole(launched.scratch / f"rank{rank}.json", json.dumps(last))
 
-    Lifeline().start()
-    result = guarded(launched.job, rank, keep)
+    Lifeline(launched.unheeded).start()
+    offer(stacks_path(launched.scratch, rank))
+    # The first tick: from now on this process may be asked for its stacks.
+    progress = Progress(own_cells(launched.beacon, rank))
+    result = guarded(launched.job, rank, progress, keep)
     end_despite_threads()
     return result
+
+
+def stacks_path(scratch: Path, rank: int) -> Path:
+    """Where a launched rank writes its stacks."""
+    return scratch / f"stacks.rank{rank}"
 
 
 def end_despite_threads() -> None:
@@ -119,32 +132,46 @@ def enter(user_dir: Path) -> None:
 Keep = Callable[[ErrorRecord, RankResult | None], None]
 
 
-def guarded(job: RankJob, rank: int, keep: Keep) -> RunResult | None:
+def guarded(job: RankJob, rank: int, progress: Progress, keep: Keep) -> RunResult | None:
     """Run the rank; when it fails, `keep` the error record and end the process.
 
     The process ends without unwinding further: a DDP object still hangs on the traceback, and
     destroying its process group, or leaving threads to wait for lost peers, would hang.
     """
-    handlers = open_log(job.folder, f"rank={rank}", logging.INFO if rank == 0 else logging.WARNING)
-    progress = Progress()
-    if job.memory_limit_bytes is not None:
-        MemoryLimit(job.memory_limit_bytes, rank, lambda error: keep(error, None)).start()
+    limit_mib = job.plan.config.process_memory_mib
+    if limit_mib is not None:
+        limit_bytes = int(limit_mib * 2**20)
+        MemoryLimit(limit_bytes, rank, progress, lambda error: keep(error, None)).start()
+    handlers: list[logging.Handler] = []
     try:
+        level = logging.INFO if rank == 0 else logging.WARNING
+        handlers = open_log(job.folder, f"rank={rank}", level)
         result = run_rank(job, rank, progress)
     except BaseException as error:  # noqa: BLE001  # sys.exit in user code is a failure too
         stop_listening()
         record = describe(error, job.plan, rank, progress)
+        if record.type == LATE_PEER:
+            progress.wait_to_be_seen()
         expected = record.kind in ("config", "interrupted")
         detail = record.message if expected else record.traceback
         log.log(
             logging.INFO if expected else logging.ERROR, "%s", detail, extra={"file_only": True}
         )
-        keep(record, progress.partial)
+        partial = progress.partial and replace(progress.partial, parity=progress.parity)
+        _kept(keep, record, partial)
         close_log(handlers)
         code = 128 + error.signum if isinstance(error, Interrupted) else 1
         _end(code)
     close_log(handlers)
     return result
+
+
+def _kept(keep: Keep, record: ErrorRecord, partial: RankResult | None) -> None:
+    """Keep the record; where the disk has no room for it, at least tell it."""
+    try:
+        keep(record, partial)
+    except OSError as error:
+        print(f"rank {record.rank}: {record.message} (not recorded: {error})", file=sys.stderr)
 
 
 def _end(code: int) -> None:

@@ -6,12 +6,12 @@ Times are in seconds, sizes in bytes; every name carries its unit. Frozen throug
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from dpexp.files import write_whole
+from dpexp.identity import config_hash, strict_json
 
 SCHEMA = 1
 # The parts that add up to a step, in the order in which they happen.
@@ -21,6 +21,7 @@ DP_PARTS = ("scatter", "replicate", "parallel_apply", "gather")
 # What of a step's time is communication; exposed and waiting lie in forward and backward.
 COMM_PARTS = ("comm_exposed", "comm_overlapped", "straggler_wait")
 
+STATUSES = ("ok", "failed", "skipped", "interrupted")
 KINDS = ("config", "user_error", "oom", "crash", "hang", "nonfinite", "interrupted")
 
 
@@ -95,6 +96,10 @@ class ErrorRecord:
     step: int | None = None
     traceback: str | None = None
     user_frames: str | None = None  # the frames of the user's own code, for the console
+    # One of beacon.PHASES, "plan" before there are processes; None in files of earlier versions.
+    phase: str | None = None
+    during: str | None = None  # what it was part of when not the run's own steps
+    stacks: dict[str, str] | None = None  # of a hang: of each rank, by its number
 
 
 @dataclass(frozen=True)
@@ -176,10 +181,16 @@ class RunResult:
     notes: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 
+    @property
+    def config_hash(self) -> str:
+        """By which a sweep that is resumed knows its cells; see :func:`identity.config_hash`."""
+        return config_hash(self.config)
+
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON types, `schema` first and NaN turned into null."""
         plain = asdict(self)
-        return {"schema": plain.pop("schema"), **_finite(plain)}
+        first = {"schema": plain.pop("schema"), "status": plain.pop("status")}
+        return {**first, "config_hash": self.config_hash, **strict_json(plain)}
 
     def to_json(self) -> str:
         """The result as strict JSON text."""
@@ -188,6 +199,19 @@ class RunResult:
     def write(self, path: Path) -> None:
         """Write ``run.json`` whole or not at all."""
         write_whole(path, self.to_json())
+
+
+def run_result_from(plain: dict[str, Any]) -> RunResult:
+    """The RunResult of :func:`read_run`'s data; what this version does not know is left out."""
+    known = {spec.name for spec in fields(RunResult)}
+    kept = {key: value for key, value in plain.items() if key in known}
+    error, timing = plain.get("error"), plain.get("timing")
+    names = {spec.name for spec in fields(ErrorRecord)}
+    if error is not None:
+        kept["error"] = ErrorRecord(**{key: error[key] for key in names & set(error)})
+    if timing is not None:
+        kept["timing"] = {phase: PhaseSummary(**each) for phase, each in timing.items()}
+    return RunResult(**kept)
 
 
 @final
@@ -239,16 +263,3 @@ def _unknown() -> dict[str, Any]:
         for spec in fields(RunResult)
         if spec.name not in _needed()
     }
-
-
-def _finite(value: Any) -> Any:
-    """`value` as strict JSON types: a non-finite number becomes None, a tuple a list."""
-    if isinstance(value, dict):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    return str(value)

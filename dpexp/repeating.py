@@ -17,10 +17,14 @@ from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dpexp.composing import SweepLoader
+from dpexp.config import OF_THE_SWEEP, plain_or_none, without_hydra
 from dpexp.errors import ConfigError
 from dpexp.repeats import with_repeats
+from dpexp.resuming import Planned, contiguous, rerun_of, without_own
+from dpexp.sweep_folder import as_first_typed, first_overrides, left_to_run, write_record
 
 # Hydra takes only plugins whose dotted name begins with hydra_plugins. A package of that name would
 # be shared with every other installed plugin, so the class is entered under such a name by hand.
@@ -59,35 +63,60 @@ class RepeatingSweeper(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        self.hydra_context, self.config = hydra_context, config
+        loader = SweepLoader(hydra_context.config_loader.get_search_path())
+        context = HydraContext(config_loader=loader, callbacks=hydra_context.callbacks)
+        self.hydra_context, self.config = context, config
         self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
+            hydra_context=context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         """Launch all jobs.
 
         Raises:
-            ConfigError: see :func:`dpexp.repeats.with_repeats`.
+            ConfigError: see :func:`dpexp.repeats.with_repeats` and, with `resume`,
+                :func:`dpexp.sweep_folder.left_to_run`.
             HydraException: a combination cannot be composed.
         """
         assert self.hydra_context is not None and self.config is not None and self.launcher
         loader = self.hydra_context.config_loader
+        folder = Path(self.config.hydra.sweep.dir)
+        resumed = self.config.get("resume") is not None
         typed = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
-        cells = combinations(OverridesParser.create(config_loader=loader).parse_overrides(typed))
+        parser = OverridesParser.create(config_loader=loader)
+        refuse_own_choices(parser.parse_overrides(typed))
+        typed = without_own(typed)
+        if resumed:
+            hydra = list(self.config.hydra.overrides.hydra)
+            typed = as_first_typed(folder, typed, hydra)
+        cells = combinations(parser.parse_overrides(typed))
         composed = [loader.load_sweep_config(self.config, cell) for cell in cells]
         jobs = with_repeats(cells, composed)
-        folder = Path(self.config.hydra.sweep.dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(self.config, folder / "multirun.yaml")
-        size = self._most or len(jobs)
+        if resumed:
+            planned = [self._planned(number, job) for number, job in enumerate(jobs)]
+            numbers = left_to_run(folder, planned, rerun_of(self.config.get("rerun")))
+        else:
+            numbers = list(range(len(jobs)))
+        if first_overrides(folder) is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_record(folder, self.config)
         returns = []
-        for start in range(0, len(jobs), size):
-            done = self.launcher.launch(jobs[start : start + size], initial_job_idx=start)
+        # A launcher numbers the jobs it is given from the first one on: no gaps within a call.
+        for group in contiguous(numbers, self._most):
+            done = self.launcher.launch([jobs[each] for each in group], initial_job_idx=group[0])
             for job in done:
                 _ = job.return_value  # raises what the job raised
             returns.append(done)
         return returns
+
+    def _planned(self, number: int, overrides: list[str]) -> Planned:
+        """A job as the launcher will run it."""
+        assert self.hydra_context is not None and self.config is not None
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        folder = str(OmegaConf.select(config, "hydra.sweep.subdir"))
+        return Planned(number, folder, plain_or_none(without_hydra(config)))
 
 
 def combinations(overrides: Sequence[Override]) -> list[list[str]]:
@@ -108,6 +137,19 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
     return [list(combination) for combination in itertools.product(*choices.values())]
 
 
+def refuse_own_choices(overrides: Sequence[Override]) -> None:
+    """Refuse several values of a key that is for the whole sweep.
+
+    Raises:
+        ConfigError: there are.
+    """
+    for override in overrides:
+        key = override.key_or_group
+        if key in OF_THE_SWEEP and override.is_sweep_override():
+            value = str(override.input_line).partition("=")[2]
+            raise ConfigError(key, value, "is for the whole sweep", allowed="one value")
+
+
 def register() -> None:
     """Make the sweeper known to Hydra. Safe to call again."""
     ConfigStore.instance().store(group="hydra/sweeper", name="dpexp", node=SweeperNode)
@@ -115,15 +157,22 @@ def register() -> None:
 
 
 def refuse_other_sweepers(config: Any) -> None:
-    """Refuse `repeats` with a sweeper that knows nothing of them.
+    """Refuse `repeats` and `resume` with a sweeper that knows nothing of them.
 
     Args:
         config: of the whole sweep, with the ``hydra`` node.
 
     Raises:
-        ConfigError: it would run each cell once.
+        ConfigError: it would run each cell once, and all of them.
     """
     target = str(config.hydra.sweeper.get("_target_"))
+    if target != TARGET and config.get("resume") is not None:
+        raise ConfigError(
+            "resume",
+            config.resume,
+            f"the sweeper {target} does not go on with a sweep",
+            fix="resume=null (Optuna's own way is hydra.sweeper.storage), or hydra/sweeper=dpexp",
+        )
     if target != TARGET and config.get("repeats", 1) != 1:
         raise ConfigError(
             "repeats",

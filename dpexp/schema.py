@@ -15,6 +15,7 @@ from dpexp.schema_measuring import (
     CheckConfig,
     InjectConfig,
     MeasureConfig,
+    Rerun,
     UntilConfig,
     doc,
 )
@@ -112,15 +113,6 @@ class BatchConfig:
 
 
 @dataclass(frozen=True)
-class BatchSearchConfig:
-    """The limits of the search that `batch_size=auto` asks for."""
-
-    process_memory_mib: float | None = doc(
-        "on a CPU: resident memory that each process may use; on CUDA the device is the limit"
-    )
-
-
-@dataclass(frozen=True)
 class PrepareConfig:
     """What is done to a model after it is built."""
 
@@ -180,6 +172,11 @@ class Config:
     )
     parallel: ParallelConfig = doc("none, dp, ddp or fsdp", "groups")
     optimizer: dict[str, Any] = doc("sgd, adamw, or custom with any _target_", "groups")
+    sinks: dict[str, Any] = doc(
+        "where runs are written besides their folder: none, mlflow, wandb, custom with any "
+        "_target_, or several in brackets",
+        "groups",
+    )
     task: Task = doc(
         "forward (no gradients), train (loss, backward, optimizer) or evaluate (metric over all "
         "samples)",
@@ -225,7 +222,6 @@ class Config:
         "fit",
         "batches",
     )
-    batch_search: BatchSearchConfig = doc("the limits of batch_size=auto", "batches")
     accumulate: int = doc(
         "micro-batches that each device's rows of a step are cut into; one update", "batches"
     )
@@ -239,12 +235,26 @@ class Config:
     drop_last: bool = doc("leave out an epoch's last batch when it is short", "batches")
     shuffle: bool = doc("a new order of the samples each epoch", "batches")
     loader: LoaderConfig = doc("how batches are fetched", "batches")
+    watchdog_s: float | None = doc(
+        "a run whose ranks all come to no other phase for so long hangs and is ended; null = never",
+        "limits",
+    )
+    process_memory_mib: float | None = doc(
+        "resident memory that each process may use before the run ends as oom; null = no limit. "
+        "On a CPU also the limit of batch_size=auto",
+        "limits",
+    )
     until: UntilConfig = doc("when to stop measuring", "measuring")
     repeats: int = doc(
         "in a sweep: how often each cell runs, interleaved, in an order drawn from the seed",
         "measuring",
     )
     repeat: int = doc("which repeat this run is; set by a sweep with repeats", "measuring")
+    resume: Any = doc("in a sweep: the folder of one to go on with, or last", "measuring")
+    rerun: Rerun | None = doc(
+        "with resume: failed (cells that began and are not ok) or all; null = all that are not ok",
+        "measuring",
+    )
     check: CheckConfig = doc("what is proved before anything is timed", "measuring")
     measure: MeasureConfig = doc("what is measured beside the phases", "measuring")
     trace: bool = doc(
@@ -259,7 +269,6 @@ NESTED = {
     "parallel": ParallelConfig,
     "prepare": PrepareConfig,
     "batch": BatchConfig,
-    "batch_search": BatchSearchConfig,
     "loader": LoaderConfig,
     "until": UntilConfig,
     "check": CheckConfig,

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 
 def doc(text: str, section: str = "") -> Any:
     """A field without default (the default is in conf/), with its help text."""
     return field(metadata={"doc": text, "section": section})
+
+
+class Rerun(Enum):
+    """Which cells of a sweep that is resumed run, instead of all that are not ok."""
+
+    failed = "failed"
+    all = "all"
 
 
 @dataclass(frozen=True)

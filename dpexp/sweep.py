@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-import copy
+import atexit
 import sys
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from dpexp.cell import claim_folder, claim_sweep_folder
+from dpexp.cell import claim_folder
 from dpexp.check import check
-from dpexp.config import load
+from dpexp.compose import SWEEPS, discard, explain_os
+from dpexp.config import load, without_hydra
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
 from dpexp.repeating import refuse_other_sweepers
+from dpexp.resuming import refuse_rerun_alone, without_own
+from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
 
-# The folder of the sweep that Hydra has begun in this context, for one that ends before its cells.
-begun: ContextVar[Path | None] = ContextVar("begun", default=None)
+
+@final
+@dataclass(frozen=True)
+class Begun:
+    """A sweep that has its folder."""
+
+    folder: Path
+    overrides: list[str]  # that the user typed, but for those of the sweep itself
+    lock: SweepLock
+    new: bool  # not an earlier one that goes on
+    # Results by folder name whose run.json could not be written.
+    unwritten: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+# That of this context, for one that ends before its last cell.
+begun: ContextVar[Begun | None] = ContextVar("begun", default=None)
 
 
 @final
@@ -38,39 +56,61 @@ class DpexpCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
+        asked = config.get("resume")
         try:
             refuse_other_sweepers(config)
-            claim_sweep_folder(folder)
+            if asked is None:
+                refuse_rerun_alone(config.get("rerun"))
+                lock = claim_new(folder)
+            else:
+                folder, lock = claim_earlier(asked, folder, Path(SWEEPS))
+                go_on_in(config, folder)
         except ConfigError as error:
             refuse(error)
-        begun.set(folder)
+        except OSError as error:
+            refuse(explain_os(error), cause=error)
+        atexit.register(lock.release)  # Hydra has no hook for a sweep that is refused or stopped
+        overrides = without_own([str(override) for override in config.hydra.overrides.task])
+        begun.set(Begun(folder, overrides, lock, new=asked is None))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = Path(config.hydra.sweep.dir)
-        overrides = [str(override) for override in config.hydra.overrides.task]
-        if not finish(folder, overrides):
+        sweep = begun.get()
+        if sweep is None:
+            return
+        well = finish(sweep)
+        sweep.lock.release()
+        if not well:
             sys.exit(1)
 
 
-def without_hydra(config: DictConfig) -> DictConfig:
-    """A copy of a composed config without Hydra's own node."""
-    copied = copy.deepcopy(config)
-    with open_dict(copied):
-        copied.pop("hydra", None)
-    return copied
+def go_on_in(config: DictConfig, folder: Path) -> None:
+    """Let the cells of a sweep run in the folder of an earlier one."""
+    path = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    with open_dict(config.hydra):
+        config.hydra.sweep.dir = str(folder)
+        # Each job is composed anew, from these.
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{path}'")
 
 
-def finish(folder: Path, overrides: list[str]) -> bool:
-    """Write a sweep's report and print its table. Whether every cell is ok or skipped."""
-    from rich.console import Console
-    from rich.markup import escape
+def abandon() -> None:
+    """Give back the folder of a sweep that was refused; a new one is removed."""
+    sweep = begun.get()
+    if sweep is not None:
+        sweep.lock.release()
+        if sweep.new:  # no cell has run: all are composed first
+            discard(sweep.folder)
+        begun.set(None)
 
+
+def finish(sweep: Begun) -> bool:
+    """Write a sweep's report and print it in short.
+
+    Returns:
+        Whether every cell is ok or skipped, and a report is written.
+    """
     from dpexp.report.build import build
-    from dpexp.report.tables import pointers, print_scaling, wide
+    from dpexp.report.tables import show
 
-    cells = build(folder, overrides)
-    console = Console()
-    print_scaling(cells, wide(console))
-    for line in pointers("report", folder / "report.md", folder):
-        console.print(escape(line), soft_wrap=True, highlight=False)
-    return bool(cells) and all(cell.status in ("ok", "skipped") for cell in cells)
+    report = build(sweep.folder, sweep.overrides, sweep.unwritten)
+    show(report.content, sweep.folder, report.problems, written=report.written)
+    return bool(report.content.cells) and report.content.status == "ok" and report.written

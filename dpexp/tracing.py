@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -130,14 +130,15 @@ def _write(profiler: Any, path: Path) -> None:
 
 
 @final
-@dataclass
 class _Labels(Progress):
     """Labels what happens by the phase that the loop says it is in.
 
     A label lasts from one change of the phase to the next, so they lie side by side.
     """
 
-    _open: list[Any] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+        super().__init__()
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -24,6 +24,7 @@ from dpexp.compute import compute_of, peak_of
 from dpexp.config import to_plain
 from dpexp.device import forget_peaks, peak_device_bytes, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
+from dpexp.events.file import code_block
 from dpexp.feed import end_notes
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.metrics import Scoring
@@ -36,8 +37,15 @@ from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble
 from dpexp.shapes import ShapeLog, watch_submodules
-from dpexp.sinks import CsvSink, ProgressSink, Sink, TensorBoardSink, write_shapes, write_timeline
-from dpexp.sinks.tensorboard import code_block
+from dpexp.sinks import (
+    CsvSink,
+    ProgressSink,
+    Sink,
+    TensorBoardSink,
+    sink_class,
+    write_shapes,
+    write_timeline,
+)
 from dpexp.timing import make_clock
 from dpexp.tracing import take_trace
 from dpexp.tutorial import TutorialPrinter
@@ -54,7 +62,6 @@ class RankJob:
     plan: RunPlan
     environment: dict[str, Any]  # of the run's record, not of the process
     folder: Path
-    memory_limit_bytes: int | None = None  # of this process; only in a try of the batch size
 
 
 def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
@@ -62,6 +69,10 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
 
     Writes ``steps.rank<r>.csv``; on rank 0 also the event file and ``shapes.csv``.
     """
+    if rank == 0:
+        # They are made after the run; a name that is wrong is told before it.
+        for name, node in job.plan.config.sinks.items():
+            sink_class(name, node)
     device = prepare(job.plan, rank)
     comm = connect(job.plan, rank)
     board = TensorBoardSink(job.folder) if rank == 0 else None
@@ -70,6 +81,7 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
         board.text("environment", code_block(_yaml(job.environment)))
     before_bytes = peak_resident_bytes()
     parity, notes = _checked(job.plan, comm, device, progress)
+    progress.parity = parity
     own = _measure(job, comm, device, board, progress)
     own = replace(own, parity=parity, notes=(*notes, *own.notes))
     # A DDP object that is alive when its process group is destroyed makes the rank abort or hang

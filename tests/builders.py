@@ -22,6 +22,7 @@ from dpexp.config import load
 from dpexp.parallel import Context
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.records import PhaseSummary, RankResult, RunResult, ShapeRecord, StepRecord
+from dpexp.report.content import Cell, Content
 from dpexp.results import assemble
 from dpexp.schema import NESTED, Config
 from dpexp.shapes import ShapeLog
@@ -184,6 +185,26 @@ def make_run_data(
         if value is None:
             del node[last]
     return {**run, **overrides}
+
+
+def make_content(cells: Sequence[Cell], **changes: Any) -> Content:
+    """The content of a report on `cells`, and on nothing else."""
+    empty: dict[str, Any] = dict.fromkeys(
+        (
+            "breakdowns",
+            "memory",
+            "shapes",
+            "failures",
+            "parity",
+            "warnings",
+            "environment",
+            "notes",
+        ),
+        (),
+    )
+    told = {"title": "Sweep x", "answers": ("an answer",), "command": "python -m dpexp -m a=1,2"}
+    known = {"cells": tuple(cells), "status": "ok", "shapes_left": 0, "raw_environment": {}}
+    return Content(**{**empty, **told, **known, **changes})
 
 
 class FakeComm(Comm):

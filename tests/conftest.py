@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,11 +21,35 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 
 
-def _children() -> list[psutil.Process]:
-    """Child processes, without the fork server and multiprocessing's resource tracker."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pictures", metavar="FOLDER", help="save what tests/browser sees as PNG files there"
+    )
+
+
+def _own() -> list[psutil.Process]:
+    """Processes that this one has started, without the fork server."""
+    return [child for child in psutil.Process().children() if child.pid != server.server_pid()]
+
+
+def _tree(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _children(wider: list[psutil.Process]) -> list[psutil.Process]:
+    """Child processes, without the fork server, multiprocessing's resource tracker and `wider`.
+
+    Args:
+        wider: what fixtures of a module have started, a browser say; it may start more.
+    """
     found = []
-    for child in psutil.Process().children(recursive=True):
-        if child.pid == server.server_pid():
+    children = psutil.Process().children(recursive=True)
+    lent = {child for root in wider for child in _tree(root)}
+    for child in children:
+        if child.pid == server.server_pid() or child in lent:
             continue
         try:
             command = " ".join(child.cmdline())
@@ -43,6 +68,13 @@ def torch_settled() -> None:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_heard() -> None:
+    """Tests send SIGINT to processes that inherit from this one; it may run in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.is_alive()}
 
@@ -53,11 +85,12 @@ def nothing_left_behind() -> Iterator[None]:
     environment = dict(os.environ)
     folder = Path.cwd()
     threads = _threads()
+    wider = _own()
     yield
     deadline = time.monotonic() + 5
-    while _children() and time.monotonic() < deadline:
+    while _children(wider) and time.monotonic() < deadline:
         time.sleep(0.05)
-    left = [child.cmdline() for child in _children()]
+    left = [child.cmdline() for child in _children(wider)]
     assert not left, f"processes left behind: {left}"
     changed = {
         name: (environment.get(name), os.environ.get(name))

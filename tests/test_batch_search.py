@@ -18,7 +18,7 @@ from dpexp.records import read_run
 from dpexp.schema import Scaling, Task
 
 FACTS = HardwareFacts(cores=2, accelerator=None, num_accelerators=0)
-LIMIT = {"process_memory_mib": 2000.0}
+LIMIT = 2000.0
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,7 +33,7 @@ def searched(
 ) -> tuple[int, list[int]]:
     """What a search over `fits` ends with, and the sizes it tried."""
     strategy = overrides.pop("strategy", "none")
-    config = make_config(strategy, batch_search=LIMIT, batch_size="auto", **overrides)
+    config = make_config(strategy, process_memory_mib=LIMIT, batch_size="auto", **overrides)
     search = _Search(config, FACTS, None, Path())
 
     def run(size: int) -> Try:
@@ -51,7 +51,7 @@ def test_a_small_answer_is_exact(most: int) -> None:
 
 def test_in_a_sweep_a_cell_without_the_disturbed_rank_searches_too() -> None:
     config = make_config(
-        "ddp", num_devices=1, batch_size="auto", batch_search=LIMIT, inject={"slow_rank": 1}
+        "ddp", num_devices=1, batch_size="auto", process_memory_mib=LIMIT, inject={"slow_rank": 1}
     )
     with pytest.raises(ConfigError, match=r"inject\.slow_rank"):
         _Search(config, FACTS, None, Path())
@@ -97,7 +97,7 @@ def test_on_a_cpu_the_limit_must_be_given() -> None:
 
 def test_torchruns_processes_cannot_search() -> None:
     facts = HardwareFacts(2, None, 0, outer_world_size=2)
-    config = make_config("ddp", batch_size="auto", batch_search=LIMIT, num_devices=2)
+    config = make_config("ddp", batch_size="auto", process_memory_mib=LIMIT, num_devices=2)
     with pytest.raises(ConfigError, match="torchrun has started those of one run"):
         find_batch_size(config, facts, Path())
 
@@ -121,7 +121,7 @@ def test_a_batch_is_found_that_fits_and_is_near_the_limit(
 ) -> None:
     ended = cli(
         *HUNGRY, f"parallel={strategy}", f"num_devices={devices}",
-        "batch_search.process_memory_mib=600", f"hydra.run.dir={tmp_path / 'run'}",
+        "process_memory_mib=600", f"hydra.run.dir={tmp_path / 'run'}",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     run = read_run(tmp_path / "run" / "run.json")
@@ -141,7 +141,7 @@ def test_a_batch_is_found_that_fits_and_is_near_the_limit(
 
 def test_a_failure_that_is_not_of_memory_ends_the_search(cli: Cli, tmp_path: Path) -> None:
     ended = cli(
-        "batch_size=auto", "batch_search.process_memory_mib=1000", "model=custom",
+        "batch_size=auto", "process_memory_mib=1000", "model=custom",
         "model._target_=usercode.Failing", "+model.how=raise", "+model.rank=0", "+model.call=0",
         f"hydra.run.dir={tmp_path / 'run'}",
     )  # fmt: skip
@@ -153,7 +153,7 @@ def test_a_failure_that_is_not_of_memory_ends_the_search(cli: Cli, tmp_path: Pat
 def test_each_cell_of_a_sweep_searches_for_itself(cli: Cli, tmp_path: Path) -> None:
     ended = cli(
         "-m", *HUNGRY, "++model.mib_per_row=64", "parallel=none,dp", "num_devices=1,2",
-        "task=train", "batch_search.process_memory_mib=500",
+        "task=train", "process_memory_mib=1000",
         f"hydra.sweep.dir={tmp_path / 'sweep'}",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -164,7 +164,7 @@ def test_each_cell_of_a_sweep_searches_for_itself(cli: Cli, tmp_path: Path) -> N
 
 
 def test_training_is_tried_with_the_optimizers_state() -> None:
-    config = make_config("none", task=Task.train, batch_size="auto", batch_search=LIMIT)
+    config = make_config("none", task=Task.train, batch_size="auto", process_memory_mib=LIMIT)
     found = find_batch_size(config, FACTS, Path.cwd())
     assert found.failure is None
     assert found.record["batch_size"] == 100  # all rows of the exercise

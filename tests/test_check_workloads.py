@@ -45,8 +45,8 @@ def test_another_value_for_the_batch_size_is_refused(size: Any) -> None:
         ("clip_grad_norm", lambda x: {**TRAIN, "clip_grad_norm": x}, "1"),
         ("loader.timeout_s", lambda x: {"loader": {"timeout_s": x}}, "300"),
         (
-            "batch_search.process_memory_mib",
-            lambda x: {"batch_search": {"process_memory_mib": x}},
+            "process_memory_mib",
+            lambda x: {"process_memory_mib": x},
             "2000",
         ),
     ],

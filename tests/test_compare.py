@@ -21,7 +21,7 @@ import dpexp
 from dpexp.records import read_run
 from dpexp.report.build import build
 from dpexp.report.single import print_run
-from dpexp.report.tables import print_scaling, wide
+from dpexp.report.tables import print_report, wide
 
 # Written by earlier versions: the first one, the last one before communication was measured, and
 # the first with repeats, parity and waterfall. Names and versions of the machine's system are cut.
@@ -119,8 +119,9 @@ def test_results_of_every_earlier_version_are_read(
     assert "1 cell skipped on both sides" in shown
     sweep = shutil.copytree(RESULTS / version, tmp_path / "sweep")
     console = Console(file=(tmp_path / "out").open("w", encoding="utf-8"))
-    cells = build(sweep, ["parallel=none,ddp"])
-    print_scaling(cells, wide(console))
+    report = build(sweep, ["parallel=none,ddp"])
+    print_report(report.content, wide(console))
+    cells = report.content.cells
     assert [(cell.label, cell.status) for cell in cells] == [
         ("none-n1", "ok"),
         ("none-n2", "skipped"),

@@ -68,7 +68,8 @@ def test_every_option_of_conf_is_a_valid_config(
     monkeypatch.setattr(extras, "_is_there", lambda _package, own: True)
     overrides = [f"+{group}={option}" if group == "experiment" else f"{group}={option}"]
     if option == "custom":
-        overrides.append(f"{group}._target_=mymodule.Mine")
+        key = "sinks.custom" if group == "sinks" else group
+        overrides.append(f"{key}._target_=mymodule.Mine")
     if option in ("tensors", "image_folder", "hf"):
         overrides.append("dataset.path=d.pt")
     check(load(composed(*overrides)), in_sweep=True)  # some presets are sweeps with repeats

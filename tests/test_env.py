@@ -131,3 +131,10 @@ def test_visible_devices_are_recorded_raw(variables: dict[str, str], raw: str) -
     recorded = env.recorded()
     assert recorded["CUDA_VISIBLE_DEVICES"] == raw
     assert recorded["OMP_NUM_THREADS"] is None
+
+
+def test_trackers_are_kept_quiet_but_for_what_the_user_has_set(variables: dict[str, str]) -> None:
+    variables["WANDB_ERROR_REPORTING"] = "true"
+    env.quiet_trackers()
+    assert variables["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert variables["WANDB_ERROR_REPORTING"] == "true"

@@ -18,7 +18,7 @@ from usercode import Failing, FailingRows
 from dpexp.batches import Inputs
 from dpexp.build import UserCodeError, build
 from dpexp.errors import ConfigError, NonFiniteLossError
-from dpexp.failures import LOST_PEER, describe, user_frames
+from dpexp.failures import LATE_PEER, LOST_PEER, describe, user_frames
 from dpexp.lifeline import Interrupted
 from dpexp.loop import Progress
 from dpexp.parallel.dp import DataParallel
@@ -46,10 +46,16 @@ def raising(error: BaseException) -> Callable[[], Any]:
     return code
 
 
+def at(step: int, phase: str, during: str = "") -> Progress:
+    progress = Progress()
+    progress.step, progress.phase, progress.during = step, phase, during
+    return progress
+
+
 def record_of(
     code: Callable[[], Any], plan: Any = ONE, rank: int = 0, step: int = 2, phase: str = "forward"
 ) -> ErrorRecord:
-    return describe(caught_from(code), plan, rank, Progress(step, phase))
+    return describe(caught_from(code), plan, rank, at(step, phase))
 
 
 def under_dp(model: nn.Module, rows: int, num_devices: int, features: int) -> Callable[[], Any]:
@@ -70,17 +76,16 @@ def test_an_error_of_the_user_says_what_where_and_in_which_step() -> None:
     record = record_of(raising(ValueError("boom")), TWO, rank=1, step=2, phase="data")
     assert (record.kind, record.type) == ("user_error", "ValueError")
     assert record.message == "ValueError: boom [rank 1, step 3, data]"  # 2 is over
-    assert (record.rank, record.step) == (1, 3)
+    assert (record.rank, record.step, record.phase, record.during) == (1, 3, "data", None)
     assert record.traceback is not None
     assert record.traceback.startswith("Traceback (most recent call last):")
 
 
 def test_a_step_that_is_not_the_runs_own_says_of_what_it_is() -> None:
     error = caught_from(raising(ValueError("boom")))
-    progress = Progress(2, "backward", during="the parity check")
-    assert describe(error, ONE, 0, progress).message == (
-        "ValueError: boom [rank 0, step 2, backward of the parity check]"
-    )
+    record = describe(error, ONE, 0, at(2, "backward", during="the parity check"))
+    assert record.message == "ValueError: boom [rank 0, step 2, backward of the parity check]"
+    assert (record.phase, record.during) == ("backward", "the parity check")
 
 
 def test_in_set_up_no_step_is_named() -> None:
@@ -251,7 +256,7 @@ def test_running_out_of_memory_is_told_as_such(code: Callable[[], Any]) -> None:
 def test_waiting_too_long_for_another_rank_names_the_seconds_and_the_setting() -> None:
     error = RuntimeError("Timed out waiting 6000ms for recv operation to complete")
     record = record_of(raising(error), TWO, rank=1)
-    assert record.kind == "hang"
+    assert (record.kind, record.type) == ("hang", LATE_PEER)
     assert "rank 1 waited 6 s for another rank (parallel.timeout_s=6)" in record.message
 
 

@@ -33,6 +33,7 @@ WAYS = {
     "kill": ("crash", "SIGKILL", ("killed by SIGKILL",)),
     "_exit": ("crash", "exit 0", ("exit status 0",)),
     "exit": ("crash", "SystemExit", ("sys.exit(0)", "step 2")),
+    "interrupt": ("user_error", "KeyboardInterrupt", ("KeyboardInterrupt", "step 2")),
     "memory": ("oom", "RuntimeError", ("memory", "step 2")),
 }
 
@@ -92,9 +93,26 @@ def test_the_rank_that_ended_first_is_named_with_its_reason(
     assert (error.kind, error.type, error.rank) == (kind, name, rank)
     assert all(word in error.message for word in words), error.message
     assert f"rank {rank}" in error.message
+    assert (error.step, error.phase) == (2, "forward")
     if how not in ("kill", "_exit"):  # those leave no time to say more
-        assert error.step == 2
         assert "in forward" in error.traceback
+
+
+def test_above_its_limit_of_memory_a_rank_is_ended_with_the_place(tmp_path: Path) -> None:
+    hungry = model("Hungry", mib_per_row=40)
+    rows = ("dataset.rows=64", "batch_size=32")
+    error = fail(tmp_path, *DDP2, *hungry, *rows, "process_memory_mib=500")
+    assert (error.kind, error.type, error.step, error.phase) == ("oom", "MemoryLimit", 0, "forward")
+    assert error.rank in (0, 1)
+    assert "process_memory_mib=500" in error.message
+    assert "usercode.py" in error.traceback
+
+
+def test_a_run_that_fails_after_its_parity_check_keeps_the_certificate(tmp_path: Path) -> None:
+    late = model("Failing", how="raise", rank=0, call=5)
+    fail(tmp_path, *late, "task=train", "epochs=3", "check.parity=true")
+    certificate = record(tmp_path)["parity"]
+    assert (certificate["verdict"], certificate["steps"]) == ("pass", 3)
 
 
 def test_rank_0_may_be_the_one_that_fails(tmp_path: Path) -> None:

@@ -74,9 +74,11 @@ def test_the_wheel_holds_the_package_with_its_configs_and_nothing_else(wheel: Pa
     names = set(zipfile.ZipFile(wheel).namelist())
     sources = {f"dpexp/{p.relative_to(ROOT / 'dpexp')}" for p in (ROOT / "dpexp").rglob("*.py")}
     configs = {f"dpexp/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
+    templates = {f"dpexp/{p.relative_to(ROOT / 'dpexp')}" for p in (ROOT / "dpexp").rglob("*.j2")}
     meta = {name for name in names if name.split("/")[0].endswith(".dist-info")}
     assert len(configs) > 10
-    assert names - meta == sources | configs
+    assert len(templates) == 1
+    assert names - meta == sources | configs | templates
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:

@@ -88,7 +88,9 @@ def launched(
     sweeper = RepeatingSweeper(most, params)
     loader = SimpleNamespace(load_sweep_config=compose, get_sources=list)
     sweeper.hydra_context = SimpleNamespace(config_loader=loader)  # type: ignore[assignment]
-    sweeper.config = OmegaConf.create({"hydra": {"sweep": {"dir": str(folder / "sweep")}}})
+    sweeper.config = OmegaConf.create(
+        {"hydra": {"sweep": {"dir": str(folder / "sweep")}, "overrides": {"task": typed}}}
+    )
     launcher = sweeper.launcher = Launcher()  # type: ignore[assignment]
     sweeper.sweep(typed)
     assert (folder / "sweep/multirun.yaml").exists()

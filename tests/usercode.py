@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import os
@@ -20,6 +22,7 @@ from torch.utils.data import Dataset
 
 from dpexp import ConfigError
 from dpexp.datasets import Rows
+from dpexp.models import cnn
 
 
 def own_rank() -> int:
@@ -54,6 +57,18 @@ class Failing(nn.Module):
             torch.empty(10**15)
         if self.how == "sleep":
             time.sleep(60)
+        if self.how == "stuck":
+            sum(itertools.repeat(0, 10**12))  # minutes in C code, deaf to signals
+        if self.how == "interrupt":
+            raise KeyboardInterrupt
+
+
+class FailingCnn(Failing):
+    """The built-in network for digits, with the same ways to fail."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.layer = cnn(in_channels=1, channels=[16, 32], classes=10)
 
 
 class Raising(nn.Module):
@@ -102,6 +117,21 @@ class Slow(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         time.sleep(self.seconds)
+        return self.layer(rows)
+
+
+class Filling(nn.Module):
+    """A linear layer whose forward leaves no room on the disk of `path`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.path = path
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        with Path(self.path).open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
         return self.layer(rows)
 
 

@@ -1,119 +1,112 @@
-"""A sweep's files, made from the results in its cells' folders alone."""
+"""A report's files, made from the results in its cells' folders alone."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import re
-import shlex
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-from dpexp.comparing import WITHIN
 from dpexp.files import write_whole
-from dpexp.records import SCHEMA, read_run
-from dpexp.report.scaling import Cell, analyse
-from dpexp.report.tables import markdown
+from dpexp.records import SCHEMA
+from dpexp.report.boards import write_boards
+from dpexp.report.cells import Run
+from dpexp.report.content import Content, content_of
+from dpexp.report.markdown import markdown
+from dpexp.report.page import html_page
+from dpexp.report.scaling import Cell
+from dpexp.report.selection import boarded
 from dpexp.report.waterfall import PARTS
 
-_NUMBER = re.compile(r"(\d+)_")
 
-
-def read_cells(folder: Path) -> dict[str, dict[str, Any]]:
-    """``run.json`` of every cell of a sweep, by folder name, in the order of the sweep."""
-    found = {path.parent.name: read_run(path) for path in folder.glob("*/run.json")}
-    return dict(sorted(found.items(), key=lambda entry: _position(entry[0])))
-
-
-def build(folder: Path, overrides: list[str]) -> list[Cell]:
-    """Write ``sweep.json``, ``summary.csv``, ``report.md`` and the TensorBoard run ``scaling``.
+def build(
+    folder: Path,
+    overrides: Sequence[str] | None = None,
+    unwritten: Mapping[str, Run] | None = None,
+) -> Report:
+    """Write the report of a sweep, or of a single run, into its folder.
 
     Args:
-        overrides: what the user typed, for the command that repeats the sweep.
+        overrides: what the user typed, for the command that repeats the sweep; its
+            ``multirun.yaml`` is asked first.
+        unwritten: more results by folder name, whose ``run.json`` could not be written.
+
+    Raises:
+        OSError: the folder cannot be read.
     """
-    runs = read_cells(folder)
-    cells = analyse(runs)
-    command = shlex.join(["python", "-m", "dpexp", "-m", *overrides])
-    # A cell that was refused may not know the machine.
-    known = [run for run in runs.values() if run["status"] == "ok"] or list(runs.values())
-    environment: dict[str, Any] = known[0]["environment"] if known else {}
+    content = content_of([folder], overrides, unwritten)
+    single = (folder / "run.json").exists()
+    return write(content, folder, boards=not single)
+
+
+def write(content: Content, folder: Path, *, boards: bool = True) -> Report:
+    """Write ``sweep.json``, ``summary.csv``, ``report.md``, ``report.html`` and the board.
+
+    Each file is written whole or not at all. One that cannot be made does not keep the others from
+    being written; the report says so.
+
+    Args:
+        folder: exists.
+        boards: whether there is to be a TensorBoard run ``scaling``.
+    """
+    parts: dict[str, Callable[[], None]] = {
+        "sweep.json": lambda: write_whole(folder / "sweep.json", _json(content)),
+        "summary.csv": lambda: write_whole(folder / "summary.csv", _csv(content.cells)),
+        "report.md": lambda: write_whole(folder / "report.md", markdown(content)),
+        "report.html": lambda: write_whole(folder / "report.html", html_page(content)),
+    }
+    if boards:
+        parts["scaling"] = lambda: write_boards(folder / "scaling", boarded(content.cells))
+    problems = []
+    for name, make in parts.items():
+        try:
+            make()
+        except Exception as problem:  # noqa: BLE001 - told; the other parts are wanted all the same
+            why = problem.strerror if isinstance(problem, OSError) else None
+            first = (why or f"{type(problem).__name__}: {problem}").partition("\n")[0]
+            problems.append(f"{name} cannot be written: {first}")
+    return Report(content, folder, tuple(problems), written=len(problems) < len(parts))
+
+
+def _json(content: Content) -> str:
     plain = {
         "schema": SCHEMA,
-        "command": command,
-        "status": _status(cells),
-        "environment": environment,
-        "cells": [asdict(cell) for cell in cells],
+        "command": content.command,
+        "status": content.status,
+        "environment": content.raw_environment,
+        "cells": [asdict(cell) for cell in content.cells],
+        "answers": content.answers,
+        "warnings": content.warnings,
+        "failures": [asdict(failure) for failure in content.failures],
     }
-    write_whole(folder / "sweep.json", json.dumps(plain, indent=2, allow_nan=False) + "\n")
-    write_whole(folder / "summary.csv", _csv(cells))
-    write_whole(folder / "report.md", markdown(f"Sweep {folder.name}", cells, environment, command))
-    _write_boards(folder / "scaling", cells)
-    return cells
+    return json.dumps(plain, indent=2, allow_nan=False) + "\n"
 
 
-def _status(cells: list[Cell]) -> str:
-    states = {cell.status for cell in cells} - {"skipped"}
-    if "interrupted" in states:
-        return "interrupted"
-    return "ok" if states <= {"ok"} else "failed"
-
-
-def _csv(cells: list[Cell]) -> str:
+def _csv(cells: Sequence[Cell]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [spec.name for spec in fields(Cell) if spec.name != "waterfall"]
-    writer.writerow([*names, *(f"lost_to_{part}_s" for part in PARTS)])
+    # What came to Cell later stands at the end: a reader may count on the places of the others.
+    place = names.index("straggler") + 1
+    first, later = names[:place], names[place:]
+    writer.writerow([*first, *(f"lost_to_{part}_s" for part in PARTS), *later])
     for cell in cells:
-        row = asdict(cell)
+        row = {name: getattr(cell, name) for name in names}
         row["notes"] = "; ".join(cell.notes)
         row["failures"] = "; ".join(cell.failures)
         row["folders"] = " ".join(cell.folders)
         lost = [None] * len(PARTS) if cell.waterfall is None else cell.waterfall.parts_s.values()
-        writer.writerow([*(row[name] for name in names), *lost])
+        writer.writerow([*(row[n] for n in first), *lost, *(row[n] for n in later)])
     return text.getvalue()
 
 
-def _write_boards(folder: Path, cells: list[Cell]) -> None:
-    """TensorBoard runs whose x axis is the number of devices.
+@dataclass(frozen=True)
+class Report:
+    """What was written."""
 
-    One run; a sweep that also varies other keys gets one below it for each of their settings,
-    since a curve over devices means something only where the rest is equal.
-    """
-    for old in folder.glob("**/events.out.tfevents.*"):
-        old.unlink()  # two files in one run would be read as one zigzag
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.samples_per_s is not None:
-            groups.setdefault(cell.setting, []).append(cell)
-    for setting, members in groups.items():
-        _write_board(folder / setting if len(groups) > 1 else folder, members)
-
-
-def _write_board(folder: Path, cells: list[Cell]) -> None:
-    writer = EventFileWriter(str(folder))
-    for cell in sorted(cells, key=lambda cell: (cell.parallel, cell.num_devices or 0)):
-        figures = {
-            "samples_per_s": cell.samples_per_s,
-            "speedup": cell.speedup,
-            "efficiency": cell.efficiency,
-        }
-        if cell.speedup_scope != WITHIN:  # that of a single run does not know how runs differ
-            figures |= {"speedup_low": cell.speedup_low, "speedup_high": cell.speedup_high}
-        values = [
-            Summary.Value(tag=f"scaling/{cell.parallel}/{name}", simple_value=value)
-            for name, value in figures.items()
-            if value is not None
-        ]
-        writer.add_event(Event(step=cell.num_devices or 0, summary=Summary(value=values)))
-    writer.close()
-
-
-def _position(name: str) -> tuple[int, str]:
-    number = _NUMBER.match(name)
-    return (int(number.group(1)) if number else 0, name)
+    content: Content
+    folder: Path
+    problems: tuple[str, ...]  # of parts that could not be written
+    written: bool  # whether any part was

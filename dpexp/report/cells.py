@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from dpexp.identity import identifying
+
 Run = dict[str, Any]  # ``run.json`` data
 
 _STRATEGIES = ("none", "dp", "ddp", "fsdp")  # the order of the rows
@@ -42,18 +44,20 @@ def group_of(run: Run) -> str:
 
 def settings_of(runs: dict[str, Run]) -> dict[str, str]:
     """What tells each run's group from the others: ``batch_size=50``, or "" for a single group."""
-    flat = {name: _flat(json.loads(group_of(run))) for name, run in runs.items()}
+    group = {name: group_of(run) for name, run in runs.items()}
+    flat = {key: _flat(json.loads(key)) for key in dict.fromkeys(group.values())}
     keys = sorted({key for row in flat.values() for key in row})
     varying = [key for key in keys if len({row.get(key) for row in flat.values()}) > 1]
     texts = {
         name: ",".join(f"{key}={row[key]}" for key in varying if key in row)
         for name, row in flat.items()
     }
-    return {name: re.sub(r"[^A-Za-z0-9=.,_-]+", "-", text)[:120] for name, text in texts.items()}
+    short = {name: re.sub(r"[^A-Za-z0-9=.,_-]+", "-", text)[:120] for name, text in texts.items()}
+    return {name: short[key] for name, key in group.items()}
 
 
 def _without(run: Run, *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in run["config"].items() if key not in keys}
+    return {key: value for key, value in identifying(run["config"]).items() if key not in keys}
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, str]:

@@ -15,6 +15,7 @@ from dpexp.comparing import (
     ratio,
     verdict,
 )
+from dpexp.report.numbers import WIDEST, ranged, significant, times
 from dpexp.uncertainty import LEVEL
 
 if TYPE_CHECKING:
@@ -88,10 +89,9 @@ def with_interval(cell: Cell) -> str:
     """
     if cell.speedup is None:
         return "–"
-    text = f"{cell.speedup:.2f}×"
     if cell.speedup_low is None or cell.speedup_high is None or cell.speedup_scope == WITHIN:
-        return text
-    return f"{text} ({cell.speedup_low:.2f}–{cell.speedup_high:.2f})"
+        return f"{times(cell.speedup)}×"
+    return ranged(cell.speedup, cell.speedup_low, cell.speedup_high, "×")
 
 
 def interval_lines(cells: Sequence[Cell]) -> list[str]:
@@ -99,10 +99,9 @@ def interval_lines(cells: Sequence[Cell]) -> list[str]:
     lines = []
     for cell in cells:
         if cell.verdict == NO_DIFFERENCE:
-            lines.append(
-                f"{cell.folder}: {NO_DIFFERENCE} from {cell.baseline} "
-                f"({LEVEL:.0%} interval {cell.speedup_low:.3f} to {cell.speedup_high:.3f})"
-            )
+            assert cell.speedup and cell.speedup_low and cell.speedup_high
+            figure = ranged(cell.speedup, cell.speedup_low, cell.speedup_high, "×")
+            lines.append(f"{cell.folder}: {NO_DIFFERENCE} from {cell.baseline}: {figure}")
     for cell in cells:
         if cell.folder == cell.baseline and cell.noise_floor is not None:
             lines.append(
@@ -117,7 +116,14 @@ def interval_lines(cells: Sequence[Cell]) -> list[str]:
 
 
 def _amount(share: float) -> str:
-    return f"{share * 100:.1f} %" if share <= 1 else f"a factor of {share + 1:,.1f}"
+    if share <= 1:
+        return f"{significant(share * 100, 2)} %"
+    factor = share + 1
+    return (
+        f"a factor of {significant(factor, 2)}"
+        if factor <= WIDEST
+        else f"a factor above {WIDEST:g}"
+    )
 
 
 def _error(run: Run) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dpexp.report.scaling import Cell
 from dpexp.report.waterfall import PARTS, WAITING, Waterfall, shown
 
+LOSS_HEADER = ("cell", "step", "ideal", "loss", *map(shown, PARTS))
 SMALLEST = 0.01  # of a step; smaller parts are in the table only
 
 
@@ -39,19 +40,13 @@ def _percent(share: float) -> str:
     return "0%" if text == "-0%" else text
 
 
-def loss_table(cells: Sequence[Cell]) -> list[str]:
-    """A Markdown table in milliseconds per step; the parts of a row add up to its loss."""
-    falls = [
-        (cell, cell.waterfall)
-        for cell in cells
-        if cell.waterfall is not None and cell.folder != cell.baseline
-    ]
-    if not falls:
-        return []
-    heads = ("cell", "step", "ideal", "loss", *map(shown, PARTS))
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for cell, fall in falls:
+def loss_rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
+    """Milliseconds per step, columns LOSS_HEADER; the parts of a row add up to its loss."""
+    rows = []
+    for cell in cells:
+        fall = cell.waterfall
+        if fall is None or cell.folder == cell.baseline:
+            continue
         figures = (fall.step_s, fall.ideal_s, fall.loss_s, *(fall.parts_s[p] for p in PARTS))
-        texts = [f"{figure * 1e3:.3f}" for figure in figures]
-        lines.append("| " + " | ".join([cell.folder, *texts]) + " |")
-    return lines
+        rows.append((cell.folder, *(f"{figure * 1e3:.3f}" for figure in figures)))
+    return rows

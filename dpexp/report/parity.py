@@ -31,6 +31,16 @@ def parity_line(run: dict[str, Any]) -> str | None:
     return f"parity: pass ({counted}; {', '.join(parts)} allowed{without})"
 
 
+def parity_row(run: dict[str, Any]) -> tuple[str, ...] | None:
+    """Verdict, reason, and of loss, gradients and weights the difference of what is allowed."""
+    certificate = run.get("parity")
+    if certificate is None:
+        return None
+    found = [certificate.get(kind) for kind in _KINDS]
+    parts = [_near(each) if each else "–" for each in found]
+    return (certificate["verdict"], *parts, certificate.get("reason") or "")
+
+
 def _near(found: dict[str, Any]) -> str:
     return f"{_number(found['difference'])} of {_number(found['tolerance'])}"
 

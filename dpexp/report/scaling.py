@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from dpexp.provenance import with_notes
 from dpexp.report.cells import Run, group_of, members, settings_of
 from dpexp.report.intervals import figures_against, own_figures, samples_of
 from dpexp.report.parity import parity_failed
@@ -59,6 +60,11 @@ class Cell:
     noise_floor: float | None = None  # how much two of its runs differ by chance, as a share
     parity: str | None = None  # the verdict of the check; of repeats that of the first
     waterfall: Waterfall | None = None  # where it lost time against the baseline
+    # Of the first repeat that failed: the error's kind, and where it happened.
+    kind: str | None = None
+    phase: str | None = None
+    rank: int | None = None
+    step: int | None = None
     straggler: str | None = None  # the rank that the others wait for, and its phase
 
 
@@ -74,13 +80,16 @@ def analyse(runs: dict[str, Run]) -> list[Cell]:
     Args:
         runs: ``run.json`` data by folder name, in the order of the sweep.
     """
+    runs = with_notes(runs)
     settings = settings_of(runs)
     cells = members(runs)
-    rated = [_rated(folders, runs) for folders in cells]
-    return [
-        _cell(folders, settings[folders[0]], _baseline(runs[folders[0]], rated, runs), runs)
-        for folders in cells
-    ]
+    baselines = _baselines([_rated(folders, runs) for folders in cells], runs)
+    found = []
+    for folders in cells:
+        group, strategy = group_of(runs[folders[0]]), runs[folders[0]]["parallel"]
+        base = baselines.get((group, "none")) or baselines.get((group, strategy), ())
+        found.append(_cell(folders, settings[folders[0]], base, runs))
+    return found
 
 
 def _cell(
@@ -119,9 +128,16 @@ def _cell(
         **{"samples_per_s": None, **own_figures([runs[name] for name in rated])},
         parity=(run.get("parity") or {}).get("verdict"),
         straggler=_straggler(run),
+        **_end(runs[failures[0]] if failures else {}),
         waterfall=None if broken else waterfall([runs[n] for n in rated], [runs[n] for n in base]),
         **_against(() if broken else rated, base, runs),
     )
+
+
+def _end(run: Run) -> dict[str, Any]:
+    """How a run ended that did not end well; files of earlier versions have no phase."""
+    error = run.get("error") or {}
+    return {name: error.get(name) for name in ("kind", "phase", "rank", "step")}
 
 
 def _straggler(run: Run) -> str | None:
@@ -138,19 +154,24 @@ def _against(own: Sequence[str], base: Sequence[str], runs: dict[str, Run]) -> d
     return figures_against([runs[name] for name in own], [runs[name] for name in base], devices)
 
 
-def _baseline(run: Run, rated: Sequence[tuple[str, ...]], runs: dict[str, Run]) -> tuple[str, ...]:
-    """The runs with a rate of the cell that `run`'s cell is compared with; () if there is none."""
-    group = group_of(run)
-    peers = [
-        folders
-        for folders in rated
-        if folders
-        and group_of(runs[folders[0]]) == group
-        and all(parity_failed(runs[name]) is None for name in folders)
-    ]
-    singles = [folders for folders in peers if runs[folders[0]]["parallel"] == "none"]
-    own = [folders for folders in peers if runs[folders[0]]["parallel"] == run["parallel"]]
-    return min(singles or own, key=lambda each: int(runs[each[0]]["num_devices"]), default=())
+def _baselines(
+    rated: Sequence[tuple[str, ...]], runs: dict[str, Run]
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The runs of the cell with the fewest devices, by group and strategy.
+
+    Args:
+        rated: of each cell the runs with a rate.
+    """
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for folders in rated:
+        if not folders or any(parity_failed(runs[name]) is not None for name in folders):
+            continue
+        run = runs[folders[0]]
+        key = (group_of(run), run["parallel"])
+        best = found.get(key)
+        if best is None or int(run["num_devices"]) < int(runs[best[0]]["num_devices"]):
+            found[key] = folders
+    return found
 
 
 def _rated(folders: Sequence[str], runs: dict[str, Run]) -> tuple[str, ...]:

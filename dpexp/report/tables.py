@@ -1,4 +1,4 @@
-"""Tables for the console and for Markdown."""
+"""Tables for the console, and texts that are in Markdown too."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpexp.report.content import Content
+from dpexp.report.findings import Failure
 from dpexp.report.intervals import interval_lines, with_interval
-from dpexp.report.losses import loss_lines, loss_table
+from dpexp.report.losses import loss_lines
+from dpexp.report.numbers import count_of, significant
 from dpexp.report.scaling import Cell
+from dpexp.report.selection import foremost, named
 
 HEADER = (
     "#",
@@ -31,30 +34,30 @@ HEADER = (
     "status",
 )
 
-LEGEND = (
-    "Milliseconds of a mean step. `ideal` is the baseline's step, divided among the devices under "
-    "strong scaling. `loss` is what the step takes more, and the parts add up to it: each is what "
-    "the cell spends on it minus what the ideal one would. `overhead` is bookkeeping, and of "
-    "emulated devices their backward in one thread; `residual` is what no part explains.",
-)
-# More than perfect scaling by so much is no scaling: the baseline was disturbed.
-SUSPECT = 1.2
+MOST_ROWS = 40  # on the console
+MOST_LINES = 12  # of each kind below the table
 
 
 def cell_row(cell: Cell) -> tuple[str, ...]:
     """The texts of one row of the scaling table."""
     return (
-        cell.folder.split("_")[0],
+        number_in(cell.folder),
         cell.parallel + (" emulated" if cell.emulated else ""),
         number(cell.num_devices, "d"),
         number(cell.batch_global, "d"),
         number(cell.batch_per_device, "d"),
-        number(cell.samples_per_s, ",.0f"),
-        "–" if cell.step_p50_s is None else f"{cell.step_p50_s * 1e3:.3f}",
+        "–" if cell.samples_per_s is None else significant(cell.samples_per_s),
+        "–" if cell.step_p50_s is None else significant(cell.step_p50_s * 1e3),
         with_interval(cell),
         number(cell.efficiency, ".0%"),
         _status(cell),
     )
+
+
+def number_in(folder: str) -> str:
+    """A cell's number in its sweep: ``3`` of ``3_ddp_n2``."""
+    sweep, slash, name = folder.rpartition("/")
+    return sweep + slash + name.partition("_")[0]
 
 
 def scaling_title(cells: Sequence[Cell]) -> str:
@@ -64,60 +67,91 @@ def scaling_title(cells: Sequence[Cell]) -> str:
     """
     modes = " and ".join(sorted({cell.scaling for cell in cells if cell.scaling})) or "no"
     bases = sorted({cell.baseline for cell in cells if cell.baseline}, key=_number_of)
-    shown = ", ".join(bases) if bases else "no cell that ran"
+    shown = named(bases) if bases else "no cell that ran"
     return f"{modes} scaling; speed-up against {shown}"
 
 
-def print_scaling(cells: Sequence[Cell], console: Console) -> None:
-    """The scaling table, then what failed or was skipped, with reasons."""
-    console.print(escape(scaling_title(cells)), soft_wrap=True, highlight=False)
+def print_report(content: Content, console: Console) -> None:
+    """The answer, the scaling table, what it says, and what failed or was skipped with reasons."""
+
+    def line(text: str) -> None:
+        console.print(escape(text), soft_wrap=True, highlight=False)
+
+    for text in content.answers:
+        line(text)
+    line("")
+    shown = foremost(content.cells, MOST_ROWS)
+    line(scaling_title(content.cells))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for index, head in enumerate(HEADER):
         table.add_column(head, justify="right" if 2 <= index <= 8 else "left", no_wrap=True)
-    for cell in cells:
+    for cell in shown:
         table.add_row(*(escape(text) for text in cell_row(cell)))
     console.print(table)
-    for line in (
-        *settings(cells),
-        *loss_lines(cells),
-        *interval_lines(cells),
-        *checked(cells),
-        *reasons(cells),
+    if len(shown) < len(content.cells):
+        line(f"and {count_of(len(content.cells) - len(shown), 'more cell')} in summary.csv")
+    for lines in (
+        settings(shown),
+        loss_lines(shown),
+        interval_lines(shown),
+        checked(content.cells),
+        without_speedup(content.cells),
+        reasons(content.failures),
+        content.warnings,
     ):
-        console.print(escape(line), soft_wrap=True, highlight=False)
+        for text in lines[:MOST_LINES]:
+            line(text)
+        if len(lines) > MOST_LINES:
+            line(f"and {count_of(len(lines) - MOST_LINES, 'more line')} of this kind in report.md")
+
+
+def show(
+    content: Content,
+    folder: Path,
+    problems: Sequence[str] = (),
+    *,
+    written: bool = True,
+    board: bool = True,
+) -> None:
+    """Print a report in short on stdout, and where its files are; on stderr what is missing.
+
+    Args:
+        problems: of the files that could not be written.
+        written: whether any was.
+        board: whether there is a TensorBoard run.
+    """
+    console, errors = Console(), Console(stderr=True)
+    print_report(content, wide(console))
+    if written:
+        for line in pointers("report", folder / "report.md", folder if board else None):
+            console.print(escape(line), soft_wrap=True, highlight=False)
+    else:
+        problems = [f"the report cannot be written to {folder}: {problems[0]}"]
+    for problem in problems:
+        errors.print(escape(f"dpexp: {problem}"), soft_wrap=True, highlight=False)
 
 
 def settings(cells: Sequence[Cell]) -> list[str]:
     """Which rows have which values of the keys that vary besides strategy and devices."""
     rows: dict[str, list[str]] = {}
     for cell in cells:
-        if cell.setting:
-            rows.setdefault(cell.setting, []).append(f"#{cell_row(cell)[0]}")
-    return [f"{setting}: {', '.join(numbers)}" for setting, numbers in rows.items()]
+        if cell.setting and not cell.folder.startswith(f"{cell.setting}/"):  # else it says that
+            rows.setdefault(cell.setting, []).append(f"#{number_in(cell.folder)}")
+    return [f"{setting}: {named(numbers, 12)}" for setting, numbers in rows.items()]
 
 
-def reasons(cells: Sequence[Cell]) -> list[str]:
-    """One line per cell that gave no figure, and per repeat that did not end well."""
-    lines: list[str] = []
-    for cell in cells:
-        if cell.failures:
-            lines.extend(first_line(failure) for failure in cell.failures)
-        elif cell.status != "ok":
-            lines.append(f"{cell.folder}: {cell.status}: {first_line(cell.reason)}")
-        elif cell.reason is not None:
-            lines.append(f"{cell.folder}: no speed-up: {first_line(cell.reason)}")
-    failed = sum(cell.status == "failed" for cell in cells)
-    if failed:
-        some = " (or some of their repeats)" if any(cell.failures for cell in cells) else ""
-        lines.append(f"{failed} of {len(cells)} cells failed{some}")
-    if any(cell.status == "interrupted" for cell in cells):
-        lines.append("the sweep was interrupted: cells after the last one have not run")
-    if any(cell.efficiency is not None and cell.efficiency > SUSPECT for cell in cells):
-        lines.append(
-            f"an efficiency above {SUSPECT:.0%} says that the baseline was slowed down by "
-            "something else; measure again on an idle machine, or with OMP_NUM_THREADS=1"
-        )
-    return lines
+def reasons(failures: Sequence[Failure]) -> list[str]:
+    """One line per run that did not end well."""
+    return [f"{each.folder}: {_end(each)}: {first_line(each.message)}" for each in failures]
+
+
+def without_speedup(cells: Sequence[Cell]) -> list[str]:
+    """One line per cell that ended well, and has no speed-up for a reason."""
+    return [
+        f"{cell.folder}: no speed-up: {first_line(cell.reason)}"
+        for cell in cells
+        if cell.status == "ok" and cell.reason is not None
+    ]
 
 
 def checked(cells: Sequence[Cell]) -> list[str]:
@@ -125,7 +159,20 @@ def checked(cells: Sequence[Cell]) -> list[str]:
     passed = [cell.folder for cell in cells if cell.parity == "pass"]
     if not passed:
         return []
-    return [f"parity: the first steps are those of a single device in {', '.join(passed)}"]
+    return [f"parity: the first steps are those of a single device in {named(passed)}"]
+
+
+def _end(failure: Failure) -> str:
+    """The status with kind, rank, phase and step, as far as they are known."""
+    where = [
+        f"{name} {value}"
+        for name, value in (("rank", failure.rank), ("step", failure.step))
+        if value is not None
+    ]
+    kind = [failure.kind] if failure.kind and failure.status != "skipped" else []
+    phase = [f"in {failure.phase}"] if failure.phase else []
+    told = ", ".join([*kind, *where, *phase])
+    return f"{failure.status} ({told})" if told else failure.status
 
 
 def wide(console: Console) -> Console:
@@ -140,51 +187,16 @@ def first_line(text: str | None) -> str:
     return (text or "").partition("\n")[0] or "no reason recorded"
 
 
-def markdown(title: str, cells: Sequence[Cell], environment: dict[str, Any], command: str) -> str:
-    """``report.md``."""
-    lines = [f"# {title}", "", scaling_title(cells) + ".", ""]
-    lines += ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
-    lines += [
-        "| " + " | ".join(_cell_text(text) for text in cell_row(cell)) + " |" for cell in cells
-    ]
-    for line in settings(cells):
-        lines += ["", _cell_text(line)]
-    for line in interval_lines(cells):
-        lines += ["", _cell_text(line)]
-    for line in checked(cells):
-        lines += ["", _cell_text(line)]
-    lost = loss_table(cells)
-    if lost:
-        lines += ["", "## Where the time went", "", *LEGEND, ""]
-        lines += [*lost, "", *(f"- {_cell_text(line)}" for line in loss_lines(cells))]
-    bad = reasons(cells)
-    if bad:
-        lines += ["", "## Remarks on cells", "", *(f"- {_cell_text(line)}" for line in bad)]
-    notes = list(dict.fromkeys(f"{cell.folder}: {note}" for cell in cells for note in cell.notes))
-    if any(cell.emulated for cell in cells):
-        notes.insert(
-            0,
-            "dp ran on virtual devices that share the CPU (emulated): its times show what "
-            "dp's four steps cost, not what several GPUs would give",
-        )
-    if notes:
-        lines += ["", "## Notes", "", *(f"- {_cell_text(note)}" for note in notes)]
-    lines += ["", "## Environment", ""]
-    variables = environment.get("variables") or {}
-    shown = {k: v for k, v in environment.items() if k != "variables"}
-    shown |= {name: value for name, value in variables.items() if value is not None}
-    lines += [f"- {key}: {_cell_text(str(value))}" for key, value in shown.items()]
-    lines += ["", "## Again", "", f"    {command}", ""]
-    return "\n".join(lines)
-
-
-def pointers(what: str, path: Path, board: Path) -> list[str]:
+def pointers(what: str, path: Path, board: Path | None) -> list[str]:
     """Where to look next: a path and a command that can be pasted from this folder."""
-    beside = Path(sys.executable).parent / "tensorboard"
-    command = "tensorboard" if shutil.which("tensorboard") else shlex.quote(str(_near(beside)))
+    if board is None:
+        return [f"{what}: {_near(path)}"]
+    found = shutil.which("python")
+    same = found is not None and Path(found).parent == Path(sys.executable).parent
+    python = "python" if same else shlex.quote(str(_near(Path(sys.executable))))
     return [
         f"{what}: {_near(path)}",
-        f"look:   {command} --logdir {shlex.quote(str(_near(board)))}",
+        f"look:   {python} -m dpexp.board {shlex.quote(str(_near(board)))}",
     ]
 
 
@@ -197,7 +209,7 @@ def _near(path: Path) -> Path:
 def _status(cell: Cell) -> str:
     """The status; of a cell with repeats how many of them ended well."""
     if len(cell.folders) < 2 or not cell.repeats:
-        return cell.status
+        return f"failed ({cell.kind})" if cell.status == "failed" and cell.kind else cell.status
     whole = cell.repeats == len(cell.folders)
     return f"{cell.repeats} ok" if whole else f"{cell.repeats} of {len(cell.folders)} ok"
 
@@ -211,9 +223,3 @@ def _number_of(folder: str) -> tuple[int, str]:
 def number(value: float | None, form: str, unit: str = "") -> str:
     """A figure as text, a dash for none."""
     return "–" if value is None else f"{value:{form}}{unit}"
-
-
-def _cell_text(text: str) -> str:
-    """Text that neither breaks a Markdown table nor is read as HTML."""
-    flat = " ".join(text.split())
-    return flat.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")

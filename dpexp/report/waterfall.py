@@ -73,21 +73,21 @@ def waterfall(
         runs: of one cell, its repeats; means over them are taken.
         baselines: of the baseline's cell.
     """
-    found = [each for each in map(_spent, runs) if each is not None]
-    base = [each for each in map(_spent, baselines) if each is not None]
+    found = [each for each in map(_explained, runs) if each is not None]
+    base = [each for each in map(_explained, baselines) if each is not None]
     if not found or not base:
         return None
     divided = _divided(runs, baselines)
-    spent, before = _mean(found), _mean(base)
+    own, before = mean_of(found), mean_of(base)
     ideal_s = before["step"] * divided
-    loss_s = spent["step"] - ideal_s
-    parts = {part: spent[part] - before[part] * divided for part in PARTS[:-1]}
+    loss_s = own["step"] - ideal_s
+    parts = {part: own[part] - before[part] * divided for part in PARTS[:-1]}
     if runs[0].get("emulated") and runs[0]["num_devices"] > 1:  # one device is called directly
         parts["overhead"] += parts["backward"]
         parts["backward"] = 0.0
     parts["residual"] = loss_s - sum(parts.values())
     rank = _observer(runs[0])["rank"]
-    return Waterfall(before["step"], ideal_s, spent["step"], loss_s, parts, rank)
+    return Waterfall(before["step"], ideal_s, own["step"], loss_s, parts, rank)
 
 
 def _divided(runs: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]]) -> float:
@@ -118,8 +118,12 @@ def _observer(run: dict[str, Any]) -> dict[str, Any]:
     return max(ranks, key=lambda rank: waited.get(rank["rank"], 0.0))
 
 
-def _spent(run: dict[str, Any]) -> dict[str, float] | None:
-    """Seconds of a mean step on each part, and on the whole step, of one run."""
+def spent(run: dict[str, Any]) -> dict[str, float] | None:
+    """Seconds of a mean step on each part but the residual, and on the whole ``step``, of one run.
+
+    The phases are those of the rank that waited most for others, without communication; the step is
+    that of the slowest rank. None where the run has no timings.
+    """
     step_s = ((run.get("timing") or {}).get("step") or {}).get("mean_s")
     if step_s is None or not run.get("ranks"):
         return None
@@ -127,25 +131,31 @@ def _spent(run: dict[str, Any]) -> dict[str, float] | None:
     phases = observer.get("phase_mean_s") or {}
     if any(phases.get(phase) is None for phase in PHASES):
         return None
-    own = _own(run, observer["rank"])
-    comm = _communication(own)
-    backward = phases["backward"] - comm["exposed_backward"] - comm["waiting_backward"]
-    calibration = (run.get("comm") or {}).get("calibration") or {}
-    alone = own.get("backward_without_exchange_s")
-    # Under FSDP such a step still gathers parameters. And of fewer rows it says nothing.
-    if alone is None or run["parallel"] == "fsdp" or not _of_usual_rows(run, calibration):
-        alone = backward
+    comm = _communication(_own(run, observer["rank"]))
     return {
         "step": step_s,
         "data": phases["data"],
         "transfer": phases["transfer"],
         "forward": phases["forward"] - comm["exposed_forward"] - comm["waiting_forward"],
-        "backward": alone,
+        "backward": phases["backward"] - comm["exposed_backward"] - comm["waiting_backward"],
         "exposed_communication": comm["exposed_forward"] + comm["exposed_backward"],
         WAITING: comm["waiting_forward"] + comm["waiting_backward"],
         "optimizer": phases["optimizer"],
         "overhead": phases["other"],
     }
+
+
+def _explained(run: dict[str, Any]) -> dict[str, float] | None:
+    """The same with the backward of steps without exchange, where the calibration tells it."""
+    found = spent(run)
+    if found is None:
+        return None
+    alone = _own(run, _observer(run)["rank"]).get("backward_without_exchange_s")
+    calibration = (run.get("comm") or {}).get("calibration") or {}
+    # Under FSDP such a step still gathers parameters. And of fewer rows it says nothing.
+    if alone is None or run["parallel"] == "fsdp" or not _of_usual_rows(run, calibration):
+        return found
+    return {**found, "backward": alone}
 
 
 def _of_usual_rows(run: dict[str, Any], calibration: dict[str, Any]) -> bool:
@@ -172,5 +182,6 @@ def _communication(own: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _mean(entries: Sequence[dict[str, float]]) -> dict[str, float]:
+def mean_of(entries: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each entry, over dicts with the same keys."""
     return {key: sum(each[key] for each in entries) / len(entries) for key in entries[0]}

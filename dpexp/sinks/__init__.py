@@ -1,9 +1,28 @@
-"""Where step records go. A sink gets every record once, in order."""
+"""Where step records go. A sink gets every record once, in order.
 
-from dpexp.sinks.base import Sink
+Those of the config group `sinks` get them after the run; see :mod:`dpexp.publish`.
+"""
+
+from dpexp.sinks.base import FinishedRun, Sink
 from dpexp.sinks.console import ProgressSink
-from dpexp.sinks.csv import CsvSink, write_shapes
+from dpexp.sinks.csv import CsvSink, read_steps, write_shapes
+from dpexp.sinks.mlflow import MlflowSink
+from dpexp.sinks.opening import open_sink, sink_class
 from dpexp.sinks.tensorboard import TensorBoardSink
 from dpexp.sinks.timeline import write_timeline
+from dpexp.sinks.wandb import WandbSink
 
-__all__ = ["CsvSink", "ProgressSink", "Sink", "TensorBoardSink", "write_shapes", "write_timeline"]
+__all__ = [
+    "CsvSink",
+    "FinishedRun",
+    "MlflowSink",
+    "ProgressSink",
+    "Sink",
+    "TensorBoardSink",
+    "WandbSink",
+    "open_sink",
+    "read_steps",
+    "sink_class",
+    "write_shapes",
+    "write_timeline",
+]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
 from functools import cache
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from dpexp.files import write_whole
 from dpexp.records import ShapeRecord, StepRecord
@@ -64,6 +64,32 @@ def _template(absent: tuple[bool, ...], num_devices: int) -> str:
         "" if n in empty else "%.9g" if n.endswith("_s") or n in _REAL else "%d" for n in _SIMPLE
     ]
     return ",".join([*cells, *(["%d"] * num_devices)]) + "\n"
+
+
+def read_steps(path: Path) -> Iterator[StepRecord]:
+    """The records of a table of steps, with the digits that it has.
+
+    A process that was killed may have left half a row at the end; that one is left out.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        heads = next(csv.reader([file.readline()]))
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            cells = next(csv.reader([line]))
+            simple = [read(cell) for read, cell in zip(_READERS, cells, strict=False)]
+            replicas = tuple(int(cell) for cell in cells[len(_SIMPLE) : len(heads)])
+            yield StepRecord._make([*simple, replicas])
+
+
+def _reader(kind: str) -> Callable[[str], Any]:
+    if kind == "bool":
+        return lambda cell: cell == "1"
+    number = float if "float" in kind else int
+    return lambda cell: None if cell == "" else number(cell)
+
+
+_READERS = [_reader(str(StepRecord.__annotations__[name])) for name in _SIMPLE]
 
 
 def write_shapes(path: Path, records: Iterable[ShapeRecord]) -> None:

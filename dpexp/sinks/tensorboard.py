@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
-from torch.utils.tensorboard.summary import hparams, text
-
+from dpexp.events.file import EventFile
+from dpexp.events.hparams import hparams_row, hyperparameters, overrides_of, summary_scalars
+from dpexp.events.layout import run_layout
 from dpexp.records import COMM_PARTS, DP_PARTS, PHASES, RunResult, ShapeRecord, StepRecord
 from dpexp.sinks.base import Sink
 
@@ -28,14 +22,9 @@ class TensorBoardSink(Sink):
     """Exactly one event file in `folder`; one event holds all scalars of a step."""
 
     def __init__(self, folder: Path) -> None:
-        # The record writer itself and not EventFileWriter, whose thread would write on while the
-        # next steps are measured.
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.dpexp"
-        self._file = (folder / name).open("wb")
-        self._writer = RecordWriter(self._file)
-        self._writer.write(
-            Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()
-        )
+        self._folder = folder
+        self._file = EventFile(folder)
+        self._file.add(run_layout())
         self._clock_s = 0.0
         self._written_s = 0.0
         self._last_step = -1
@@ -52,20 +41,17 @@ class TensorBoardSink(Sink):
 
     def text(self, tag: str, markdown: str) -> None:
         """A page of the Text tab."""
-        self._add(text(tag, markdown), 0)  # type: ignore[no-untyped-call]
+        self._file.text(tag, markdown)
 
     def finish(self, result: RunResult, shapes: Sequence[ShapeRecord]) -> None:
         """The last step if it was thinned out, the run's summary, HParams and shapes."""
         if self._pending is not None:
             self._write_step(self._pending)
         summary = summary_scalars(result)
-        step = max(self._last_step, 0)
-        self._add_scalars(summary, step)
-        row = hparams(  # type: ignore[no-untyped-call]
-            hyperparameters(result), dict.fromkeys(summary, 0.0)
-        )
-        for part in row:
-            self._add(part, step)
+        self._file.scalars(summary, max(self._last_step, 0))
+        row = hyperparameters(result, overrides_of(self._folder))
+        for part in hparams_row(row, result.status, list(summary)):
+            self._file.add(part)
         self.text("shapes", shapes_table(shapes))
         self._file.flush()
 
@@ -73,17 +59,9 @@ class TensorBoardSink(Sink):
         self._file.close()
 
     def _write_step(self, record: StepRecord) -> None:
-        self._add_scalars(step_scalars(record), record.step)
+        self._file.scalars(step_scalars(record), record.step)
         self._last_step, self._written_s = record.step, self._clock_s
         self._pending = None
-
-    def _add_scalars(self, scalars: dict[str, float], step: int) -> None:
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._add(Summary(value=values), step)
-
-    def _add(self, summary: Any, step: int) -> None:
-        event = Event(wall_time=time.time(), step=step, summary=summary)
-        self._writer.write(event.SerializeToString())
 
 
 def step_scalars(record: StepRecord) -> dict[str, float]:
@@ -93,6 +71,9 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
         for phase in ("step", *PHASES, *DP_PARTS, *COMM_PARTS)
         if getattr(record, f"{phase}_s") is not None
     }
+    if record.scatter_s is not None:
+        # dp stands still while it copies, so this is always 0; TensorBoard's cost grows with tags.
+        scalars.pop("time/comm_overlapped_ms", None)
     if record.step_s > 0:  # a device's clock may be too coarse for a step
         scalars["throughput/samples_per_s"] = record.global_rows / record.step_s
     if record.comm_bytes is not None:
@@ -108,54 +89,6 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
     for replica, rows in enumerate(record.replica_rows):
         scalars[f"shape/replica_{replica}_rows"] = rows
     return scalars
-
-
-def summary_scalars(result: RunResult) -> dict[str, float]:
-    """The run's figures over the measured steps: the metrics of the HParams tab."""
-    throughput = result.throughput or {}
-    step = (result.timing or {}).get("step")
-    values = {
-        "summary/samples_per_s": throughput.get("samples_per_s"),
-        "summary/step_p50_ms": None if step is None or step.p50_s is None else step.p50_s * 1e3,
-        "summary/step_p95_ms": None if step is None or step.p95_s is None else step.p95_s * 1e3,
-    }
-    if result.metric is not None:
-        values[f"metric/{result.metric['name']}"] = result.metric["value"]
-    return {tag: value for tag, value in values.items() if value is not None}
-
-
-def hyperparameters(result: RunResult) -> dict[str, bool | float | str]:
-    """One flat row, with the same columns for every strategy."""
-    flat: dict[str, bool | float | str] = {
-        "parallel": result.parallel,
-        "num_devices": result.num_devices or 0,
-        "num_processes": result.num_processes or 0,
-        "device": result.device or "",
-        "emulated": bool(result.emulated),
-        "batch_size_global": (result.batch or {}).get("global", 0),
-        "batch_size_per_device": (result.batch or {}).get("per_device", 0),
-        "threads_per_process": result.threads_per_process or 0,
-        "cores": result.environment.get("cores", 0),
-    }
-    skipped = ("parallel", "num_devices", "device")
-    for key, value in _flatten({k: v for k, v in result.config.items() if k not in skipped}):
-        flat[key] = value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-    return flat
-
-
-def _flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in node.items():
-        if isinstance(value, dict) and value:
-            pairs += _flatten(value, f"{prefix}{key}.")
-        else:
-            pairs.append((f"{prefix}{key}", value))
-    return pairs
-
-
-def code_block(content: str) -> str:
-    """Markdown that shows `content` as it is, in one block."""
-    return "\n".join("    " + line for line in content.splitlines())
 
 
 def shapes_table(shapes: Sequence[ShapeRecord]) -> str:

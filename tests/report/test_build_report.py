@@ -13,7 +13,9 @@ from builders import make_run_result
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dpexp.records import ErrorRecord, RunResult
-from dpexp.report.build import build, read_cells
+from dpexp.report.build import build
+from dpexp.report.numbers import ranged
+from dpexp.report.reading import read_cells
 
 OVERRIDES = ["parallel=none,ddp", "num_devices=1,2", "model.widths=[8, 2]"]
 
@@ -53,7 +55,7 @@ def scaling_run(folder: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator.Reload()
     found = accumulator.Tags()
     read = {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in found["scalars"]}
-    for tag in found["tensors"]:
+    for tag in set(found["tensors"]) - {"custom_scalars__config__"}:
         events = accumulator.Tensors(tag)
         read[tag] = [(event.step, event.tensor_proto.float_val[0]) for event in events]
     return read
@@ -65,7 +67,7 @@ def test_cells_are_read_in_the_order_of_the_sweep_also_beyond_nine(tmp_path: Pat
 
 
 def test_sweep_json_has_schema_command_status_environment_and_cells(sweep: Path) -> None:
-    cells = build(sweep, OVERRIDES)
+    cells = build(sweep, OVERRIDES).content.cells
     data: dict[str, Any] = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))
     assert (data["schema"], data["status"]) == (1, "ok")
     assert data["environment"] == {"cores": 4}
@@ -91,7 +93,8 @@ def test_the_report_names_every_cell_and_why_one_has_no_figure(sweep: Path) -> N
     build(sweep, OVERRIDES)
     report = (sweep / "report.md").read_text(encoding="utf-8")
     assert report.startswith(f"# Sweep {sweep.name}\n")
-    assert "- 1_none_n2: skipped: num_devices=2: one device only." in report
+    row = "| 1_none_n2 | skipped (config) | – | – | – | num_devices=2: one device only. |"
+    assert row in report.splitlines()
     assert "speed-up against 0_none_n1" in report
 
 
@@ -159,7 +162,7 @@ def test_repeats_are_one_row_in_every_file_with_their_intervals(tmp_path: Path) 
         for repeat, one, two in rates
         for strategy, count, rate in (("ddp", 2, two), ("none", 1, one))
     ]
-    (base, cell) = build(sweep_of(tmp_path, *runs), OVERRIDES)
+    (base, cell) = build(sweep_of(tmp_path, *runs), OVERRIDES).content.cells
     data = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
     assert data["cells"][1]["folders"] == ["0_ddp_n2", "2_ddp_n2", "4_ddp_n2"]
     assert data["cells"][1]["speedup_low"] == cell.speedup_low
@@ -175,5 +178,6 @@ def test_repeats_are_one_row_in_every_file_with_their_intervals(tmp_path: Path) 
         assert curves[f"scaling/ddp/{name}"] == [(2, pytest.approx(getattr(cell, name)))]
         assert f"scaling/none/{name}" not in curves
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert f"2.00× ({cell.speedup_low:.2f}–{cell.speedup_high:.2f})" in report
+    assert cell.speedup_low is not None and cell.speedup_high is not None
+    assert ranged(2.0, cell.speedup_low, cell.speedup_high, "×") in report
     assert "noise floor: two runs of 1_none_n1 differ by up to" in report

@@ -120,16 +120,26 @@ def test_the_table_does_not_show_an_interval_that_does_not_know_how_runs_differ(
 
 def test_a_cell_that_does_not_differ_is_told_with_its_interval() -> None:
     same = replace(
-        REPEATED, verdict="no measurable difference", speedup_low=0.98, speedup_high=1.03
+        REPEATED,
+        verdict="no measurable difference",
+        speedup=1.004,
+        speedup_low=0.98,
+        speedup_high=1.03,
     )
     assert interval_lines([same]) == [
-        "1_dp_n2: no measurable difference from 0_none_n1 (95% interval 0.980 to 1.030)"
+        "1_dp_n2: no measurable difference from 0_none_n1: 1.00× (0.98–1.03)"
     ]
     assert interval_lines([REPEATED]) == []
 
 
 @pytest.mark.parametrize(
-    ("floor", "text"), [(0.0214, "2.1 %"), (1.0, "100.0 %"), (15.0, "a factor of 16.0")]
+    ("floor", "text"),
+    [
+        (0.0214, "2.1 %"),
+        (1.0, "100 %"),
+        (15.0, "a factor of 16"),
+        (1e20, "a factor above 100"),
+    ],
 )
 def test_the_noise_floor_is_that_of_the_baseline(floor: float, text: str) -> None:
     base = replace(REPEATED, folder="0_none_n1", noise_floor=floor, verdict=None)

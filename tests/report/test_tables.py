@@ -1,4 +1,4 @@
-"""Tables for the console and for Markdown."""
+"""Tables for the console."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_run_result, make_summary
+from builders import make_content, make_run_result, make_summary
 from rich.console import Console
 
+from dpexp.report.findings import Failure
 from dpexp.report.scaling import Cell
 from dpexp.report.single import print_run
 from dpexp.report.tables import (
     HEADER,
     cell_row,
-    markdown,
-    print_scaling,
+    number_in,
+    print_report,
     reasons,
     scaling_title,
 )
@@ -60,6 +61,13 @@ FAILED = replace(
 SKIPPED = replace(FAILED, folder="3_none_n2", label="none-n2", status="skipped", reason="one")
 
 
+END = Failure(
+    "2_ddp_n2", "ddp-n2", "failed", "user_error", 1, "forward", 7, "a|b <script>\nmore", "Trace"
+)
+SKIP = replace(END, folder="3_none_n2", status="skipped", kind="config", message="one")
+SKIP = replace(SKIP, rank=None, phase=None, step=None)
+
+
 def printed(width: int, show: Any, *args: Any) -> str:
     file = io.StringIO()
     show(*args, Console(file=file, width=width))
@@ -74,8 +82,8 @@ def test_a_row_shows_figures_with_their_units() -> None:
         "dev.": "2",
         "batch": "128",
         "each": "64",
-        "samples/s": "10,368",
-        "ms/step": "12.346",
+        "samples/s": "10,400",
+        "ms/step": "12.3",
         "speedup": "0.79×",
         "eff.": "39%",
         "status": "ok",
@@ -106,16 +114,29 @@ def test_the_title_names_the_mode_and_the_baselines(cells: list[Cell], title: st
     assert scaling_title(cells).startswith(title)
 
 
-def test_each_cell_without_a_figure_is_given_its_reason_and_failures_are_counted() -> None:
-    assert reasons([CELL, FAILED, SKIPPED]) == [
-        "2_ddp_n2: failed: ValueError: a|b <script>",
+def test_each_run_that_ended_badly_is_told_with_what_is_known_of_its_end() -> None:
+    bare = replace(SKIP, status="failed", kind=None, message="")
+    assert reasons([END, SKIP, bare]) == [
+        "2_ddp_n2: failed (user_error, rank 1, step 7, in forward): a|b <script>",
         "3_none_n2: skipped: one",
-        "1 of 3 cells failed",
+        "3_none_n2: failed: no reason recorded",
     ]
 
 
-def test_skipped_cells_alone_are_no_failures() -> None:
-    assert reasons([CELL, SKIPPED]) == ["3_none_n2: skipped: one"]
+@pytest.mark.parametrize(
+    ("folder", "number"), [("3_ddp_n2", "3"), ("a_b/3_ddp_n2", "a_b/3"), ("07-51", "07-51")]
+)
+def test_a_cells_number_is_that_in_its_sweep(folder: str, number: str) -> None:
+    assert number_in(folder) == number
+
+
+def test_a_large_sweep_is_cut_and_says_what_is_left_out() -> None:
+    cells = [replace(CELL, folder=f"{place}_dp_n2", setting=f"seed={place}") for place in range(60)]
+    lines = printed(120, print_report, make_content(cells)).splitlines()
+    assert sum("emulated  " in line for line in lines) == 40
+    assert "and 20 more cells in summary.csv" in lines
+    assert "and 28 more lines of this kind in report.md" in lines
+    assert len(lines) < 80
 
 
 REPEATED = replace(
@@ -135,72 +156,29 @@ def test_a_row_of_repeats_shows_the_interval_and_how_many_ended_well() -> None:
     some = replace(REPEATED, repeats=3, status="failed", failures=("3_dp_n2: failed: why\nmore",))
     assert cell_row(some)[-1] == "3 of 4 ok"
     assert cell_row(replace(some, repeats=0))[-1] == "failed"
-    assert reasons([some, CELL]) == [
-        "3_dp_n2: failed: why",
-        "1 of 2 cells failed (or some of their repeats)",
-    ]
 
 
 def test_a_table_with_intervals_fits_120_columns_and_what_they_say_stands_below() -> None:
     same = replace(REPEATED, folder="2_dp_n2", verdict="no measurable difference")
-    shown = printed(120, print_scaling, [REPEATED, same])
+    shown = printed(120, print_report, make_content([REPEATED, same]))
     rows = [line for line in shown.splitlines() if "emulated" in line]
     assert len(rows) == 2
     assert all("0.79× (0.75–0.83)" in row and "…" not in row for row in rows)
     assert "2_dp_n2: no measurable difference from 0_none_n1" in shown
-    assert "\n2_dp_n2: no measurable difference from 0_none_n1" in "\n".join(report([same]))
-
-
-@pytest.mark.parametrize("reason", [None, ""])
-def test_a_failed_cell_without_a_reason_is_still_listed(reason: str | None) -> None:
-    assert reasons([replace(FAILED, reason=reason)])[0].startswith("2_ddp_n2: failed")
 
 
 def test_the_scaling_table_fits_eighty_columns() -> None:
-    shown = printed(80, print_scaling, [CELL, FAILED])
+    shown = printed(80, print_report, make_content([CELL, FAILED], failures=[END]))
     table = [line for line in shown.splitlines() if "128" in line or "samples/s" in line]
     assert len(table) == 3
     assert all(len(line) <= 80 and "…" not in line for line in table)
-    assert "2_ddp_n2: failed: ValueError: a|b <script>" in shown
+    assert "2_ddp_n2: failed (user_error, rank 1, step 7, in forward): a|b <script>" in shown
 
 
 def test_square_brackets_in_a_message_are_shown_and_not_read_as_markup() -> None:
-    cell = replace(FAILED, reason="input [1, 3] of [bold]layer[/bold]")
-    assert "input [1, 3] of [bold]layer[/bold]" in printed(80, print_scaling, [cell])
-
-
-def report(cells: list[Cell], **environment: Any) -> list[str]:
-    return markdown("Sweep x", cells, environment, "python -m dpexp -m a=1,2").splitlines()
-
-
-def test_the_report_is_a_markdown_table_with_a_rule_and_a_row_per_cell() -> None:
-    lines = report([CELL, FAILED])
-    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
-    table = lines[start : start + 4]
-    assert lines[start - 1] == ""
-    assert table[1] == "|" + "---|" * len(HEADER)
-    assert [line.count("|") for line in table] == [len(HEADER) + 1] * 4
-    assert table[2].startswith("| 1 | dp emulated | 2 | 128 | 64 |")
-
-
-def test_bars_tags_and_line_ends_in_messages_do_not_break_the_report() -> None:
-    assert "- 2_ddp_n2: failed: ValueError: a\\|b &lt;script&gt;" in report([FAILED])
-
-
-def test_the_report_ends_with_the_environment_and_the_command_that_repeats_it() -> None:
-    lines = report([CELL], torch="2.13", cores=4)
-    assert lines[lines.index("## Environment") + 2 :][:2] == ["- torch: 2.13", "- cores: 4"]
-    assert lines[-1] == "    python -m dpexp -m a=1,2"
-
-
-def test_notes_are_told_once_and_emulated_runs_are_called_so() -> None:
-    lines = report([CELL, CELL])
-    assert lines.count("- 1_dp_n2: uneven chunks") == 1
-    assert sum("emulated): its times show" in line for line in lines) == 1
-
-
-def test_a_report_without_dp_says_nothing_of_emulation() -> None:
-    assert not [line for line in report([replace(CELL, emulated=False)]) if "emulated" in line]
+    end = replace(END, message="input [1, 3] of [bold]layer[/bold]")
+    shown = printed(120, print_report, make_content([FAILED], failures=[end]))
+    assert "input [1, 3] of [bold]layer[/bold]" in shown
 
 
 def shown_run(**changes: Any) -> str:
@@ -226,7 +204,7 @@ def test_a_run_says_what_it_measured_and_where_it_is() -> None:
     assert "dp-n2 on cpu, emulated: 3 measured steps after 1 of warm-up" in shown
     assert "batch 30 rows, 15 per device; 1,234 samples/s over all devices" in shown
     assert "100 samples seen; peak memory 200 MiB per process; loss 2 to 0.5" in shown
-    assert "tensorboard --logdir outputs/x" in shown
+    assert " -m dpexp.board outputs/x" in shown
 
 
 def test_a_run_without_measured_steps_shows_dashes() -> None:
@@ -240,9 +218,8 @@ def test_a_run_without_measured_steps_shows_dashes() -> None:
 
 def test_a_cell_without_speed_up_says_why() -> None:
     cell = replace(CELL, speedup=None, efficiency=None, reason="parity failed: losses differ")
-    assert "1_dp_n2: no speed-up: parity failed: losses differ" in printed(
-        120, print_scaling, [cell]
-    )
+    shown = printed(120, print_report, make_content([cell]))
+    assert "1_dp_n2: no speed-up: parity failed: losses differ" in shown
 
 
 def test_a_checked_run_shows_its_certificate() -> None:

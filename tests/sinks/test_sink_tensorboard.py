@@ -19,10 +19,11 @@ from tensorboard.plugins.hparams.metadata import (
     parse_session_start_info_plugin_data,
 )
 
-from dpexp.records import RunResult
+from dpexp.events.file import code_block
+from dpexp.records import COMM_PARTS, DP_PARTS
 from dpexp.results import assemble
 from dpexp.sinks import TensorBoardSink
-from dpexp.sinks.tensorboard import code_block, hyperparameters, shapes_table
+from dpexp.sinks.tensorboard import shapes_table
 
 
 @pytest.fixture
@@ -47,8 +48,9 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def tags(folder: Path) -> set[str]:
+    """Of what is written step by step."""
     found = read(folder).Tags()
-    return {*found["scalars"], *found["tensors"]}
+    return {*found["scalars"], *found["tensors"]} - {"custom_scalars__config__"}
 
 
 def text(folder: Path, tag: str) -> str:
@@ -57,8 +59,11 @@ def text(folder: Path, tag: str) -> str:
 
 
 def events_with_values(folder: Path) -> list[Any]:
+    """But for the layout, which is written before the first step."""
     (file,) = folder.glob("events.out.tfevents.*")
-    return [event for event in EventFileLoader(str(file)).Load() if event.HasField("summary")]
+    found = [event for event in EventFileLoader(str(file)).Load() if event.HasField("summary")]
+    assert found[0].summary.value[0].tag == "custom_scalars__config__"
+    return found[1:]
 
 
 def test_a_forward_step_has_a_scalar_per_phase_and_no_loss(
@@ -250,20 +255,20 @@ def test_the_hparams_record_tells_config_and_plan(sink: TensorBoardSink, tmp_pat
     assert row["batch_size_global"].number_value == 30
     assert row["batch_size_per_device"].number_value == 10
     assert row["threads_per_process"].number_value == 4
-    assert row["emulated"].number_value == 1
+    assert row["emulated"].bool_value is True
     assert row["optimizer.lr"].number_value == pytest.approx(0.01)
 
 
-def test_the_hparams_have_the_same_columns_for_every_strategy() -> None:
-    columns = [list(hyperparameters(make_run_result(name, 1))) for name in ("none", "dp", "ddp")]
-    assert columns[0] == columns[1] == columns[2]
-
-
-def test_hparams_keep_numbers_texts_and_truth_values_and_write_the_rest_as_json() -> None:
-    config = {"lr": 0.1, "name": "x", "shuffle": True, "model": {"widths": [1, 2]}, "steps": None}
-    row = hyperparameters(RunResult("ok", "none-n1", {**config, "empty": {}}, {}, "none"))
-    assert (row["lr"], row["name"], row["shuffle"]) == (0.1, "x", True)
-    assert (row["model.widths"], row["steps"], row["empty"]) == ("[1, 2]", "null", "{}")
+def test_a_training_step_of_dp_on_eight_devices_has_at_most_thirty_tags(
+    sink: TensorBoardSink, tmp_path: Path
+) -> None:
+    parts = {f"{part}_s": 0.001 for part in (*DP_PARTS, *COMM_PARTS) if part != "straggler_wait"}
+    rest = {"comm_bytes": 9, "bus_bytes_per_s": 1.0, "loss": 1.0, "learning_rate": 0.1}
+    sink.write([make_record(0, **parts, **rest, replica_rows=(4,) * 8)])
+    sink.finish(make_run_result("dp", 8), [])
+    found = read(tmp_path).Tags()["scalars"]
+    assert len(found) == 30
+    assert {f"shape/replica_{replica}_rows" for replica in range(8)} < set(found)
 
 
 def test_a_text_is_stored_as_it_was_given(sink: TensorBoardSink, tmp_path: Path) -> None:

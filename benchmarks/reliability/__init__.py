@@ -1,0 +1,1 @@
+"""Faults made on purpose, and how a sweep ends under each: ``python -m benchmarks.reliability``."""

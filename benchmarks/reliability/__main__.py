@@ -1,0 +1,68 @@
+"""``python -m benchmarks.reliability``: try all faults and print the page, or write it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.common import ROOT
+from benchmarks.reliability.faults import DAMAGES, PAIRS, SWEEPS, Damage, Fault
+from benchmarks.reliability.page import line, page
+from benchmarks.reliability.scene import read_only, small_disk
+from benchmarks.reliability.tries import Seen, damage_try, pair_try, sound_sweep, sweep_try
+from dpexp.files import write_whole
+
+PAGE = ROOT / "docs" / "reliability.md"
+RANKS = {1: "none", 2: "ddp, 2"}
+NEED_ROOT = (read_only, small_disk)
+Try = Callable[[int], Seen]
+
+
+def main() -> None:
+    """Each fault so many times."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability")
+    parser.add_argument("--repeats", type=int, default=10, help="tries of each fault")
+    parser.add_argument("--only", nargs="*", default=[], help="faults whose name has these words")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
+    options = parser.parse_args()
+    results: dict[tuple[str, str], list[Seen]] = {}
+    with sound_sweep() as sound:
+        tries: dict[tuple[str, str], Try] = {
+            **{
+                (each.name, RANKS[each.ranks]): partial(_sweep_try, each)
+                for each in SWEEPS
+                if os.geteuid() == 0 or each.around not in NEED_ROOT
+            },
+            **{(each.name, RANKS[1]): partial(_damage_try, each, sound) for each in DAMAGES},
+            **{(each.name, RANKS[1]): partial(pair_try, each) for each in PAIRS},
+        }
+        for key, attempt in tries.items():
+            if options.only and not any(word in key[0] for word in options.only):
+                continue
+            results[key] = [attempt(number) for number in range(options.repeats)]
+            print(line(*key, results[key]), flush=True)
+            for number, seen in enumerate(results[key]):
+                if seen.wrong:
+                    print(f"  try {number}: {'; '.join(seen.wrong)}", flush=True)
+    skipped = [
+        f"{each.name} ({RANKS[each.ranks]}): needs root"
+        for each in SWEEPS
+        if os.geteuid() != 0 and each.around in NEED_ROOT
+    ]
+    if options.write:
+        write_whole(PAGE, page(results, skipped))
+
+
+def _sweep_try(fault: Fault, number: int) -> Seen:
+    return sweep_try(fault, number, resume=number == 0)
+
+
+def _damage_try(damage: Damage, sound: Callable[[], Path], number: int) -> Seen:
+    return damage_try(damage, number, sound())
+
+
+if __name__ == "__main__":
+    main()

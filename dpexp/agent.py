@@ -1,0 +1,157 @@
+"""torch's elastic agent, the one under torchrun, changed where runs of one machine need it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+import types
+from typing import Any, final
+
+import psutil
+import torch.distributed
+from torch.distributed.elastic.agent.server.api import RunResult as AgentResult
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from dpexp import rank, server
+from dpexp.lifeline import GRACE_S
+from dpexp.timing import now_s
+from dpexp.watchdog import Watchdog
+
+LOOPBACK = "127.0.0.1"
+POLL_S = 0.02
+# A poll takes time from the ranks where they use all cores, so a long run is polled less often:
+# the end of a run is seen within this share of its length, and within so many seconds.
+POLL_SHARE, POLL_LONGEST_S = 0.04, 0.3
+# Longer than a rank gives itself to unwind after a signal.
+SHUTDOWN_S = int(GRACE_S) + 2
+
+
+@final
+class _Loopback(StaticTCPRendezvous):
+    """A rendezvous of one machine with itself.
+
+    The store's socket is bound to loopback by us, since TCPStore would listen on every interface,
+    and to a port the system picks, so that two runs never fight for one. Each round gets a store
+    of its own: a restarted rank must not read the addresses of a dead one.
+    """
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.bind((LOOPBACK, 0))
+        listener.listen(1024)
+        port = listener.getsockname()[1]
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            LOOPBACK,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            timeout=self.timeout,
+        )
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
+
+
+@final
+class Agent(LocalElasticAgent):
+    """The elastic agent, which also notices a rank that left with exit status 0, or that hangs.
+
+    For the library the first is a success whose result is still to come: it would wait forever.
+    """
+
+    def __init__(self, launched: rank.LaunchedRank, ranks: int, watchdog: Watchdog) -> None:
+        spec = WorkerSpec(
+            role="dpexp",
+            local_world_size=ranks,
+            entrypoint=rank.main,
+            args=(launched,),
+            rdzv_handler=_Loopback(LOOPBACK, 0, 0, 1, run_id="dpexp", timeout=60),
+            max_restarts=0,
+            monitor_interval=POLL_S,
+            local_addr=LOOPBACK,
+        )
+        super().__init__(
+            spec,
+            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+            start_method=server.method(),
+            shutdown_timeout=SHUTDOWN_S,
+        )
+        self._watchdog = watchdog
+        # Exit codes of the ranks that had ended by themselves when a failure was first seen.
+        self.exit_codes: dict[int, int] = {}
+        self._began_s = now_s()
+
+    def kill(self) -> None:
+        """End all ranks and what they have started at once."""
+        for process in self._processes():
+            if process.exitcode is not None or process.pid is None:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family = psutil.Process(process.pid).children(recursive=True)
+                process.kill()
+                for child in family:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+
+    def close(self) -> None:
+        """After :meth:`kill`: end what the library still keeps, threads that follow logs."""
+        self._shutdown(signal.SIGKILL, timeout=SHUTDOWN_S)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        # multiprocessing would import the main program again in each rank: that fails for one
+        # read from stdin, and runs a script that has no `if __name__ == "__main__"` once more.
+        # Nothing here needs it, since targets come from importable modules.
+        hidden = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            started: dict[int, Any] = super()._start_workers(worker_group)
+            return started
+        finally:
+            sys.modules["__main__"] = hidden
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> AgentResult:
+        elapsed_s = now_s() - self._began_s
+        time.sleep(min(POLL_SHARE * elapsed_s, POLL_LONGEST_S))
+        codes = {i: p.exitcode for i, p in enumerate(self._processes()) if p.exitcode is not None}
+        hung = self._watchdog.hung()
+        if hung or self._watchdog.late():
+            living = {i: p.pid for i, p in enumerate(self._processes()) if i not in codes}
+            self._watchdog.look(living)
+        failed = [local for local, code in codes.items() if code != 0]
+        if failed and not self.exit_codes:
+            self.exit_codes = codes
+            # torch would wait 30 s for a rank that cannot end by itself.
+            assert self._pcontext is not None
+            self._pcontext.close(signal.SIGTERM, SHUTDOWN_S)
+        if hung:
+            return _failure(worker_group, self._watchdog.culprit().rank, 1)
+        result: AgentResult = super()._monitor_workers(worker_group)
+        if result.state is WorkerState.HEALTHY:
+            left = [local for local, code in codes.items() if code == 0]
+            if left and not self._has_result(left[0]):
+                self.exit_codes = codes
+                return _failure(worker_group, left[0], 0)
+        if result.is_failed() and not self.exit_codes:
+            first = {local: failure.exitcode for local, failure in result.failures.items()}
+            self.exit_codes = {**first, **codes}
+        return result
+
+    def _processes(self) -> list[Any]:
+        context = getattr(self._pcontext, "_pc", None)
+        return [] if context is None else list(context.processes)
+
+    def _has_result(self, local_rank: int) -> bool:
+        return local_rank in getattr(self._pcontext, "_return_values", {})
+
+
+def _failure(group: WorkerGroup, local_rank: int, code: int) -> AgentResult:
+    failure = ProcessFailure(local_rank, group.workers[local_rank].id, code, os.devnull)
+    return AgentResult(state=WorkerState.FAILED, failures={local_rank: failure})

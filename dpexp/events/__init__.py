@@ -1,0 +1,1 @@
+"""What is written for TensorBoard, in its own protocol buffers. No torch."""

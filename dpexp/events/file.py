@@ -1,0 +1,105 @@
+"""A run's event file, of which there is exactly one: two would be read as one zigzag."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any, BinaryIO, final
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+PATTERN = "events.out.tfevents.*"
+_HEADER = struct.Struct("<QI")  # of a record: its length and that length's checksum
+_CHECKSUM_BYTES = 4
+
+
+@final
+class EventFile:
+    """Writes events; nothing happens between the calls.
+
+    Uses the record writer itself and not EventFileWriter, whose thread would write on while the
+    next steps are measured. What was added is in the file after `flush`.
+
+    Args:
+        folder: the run's. The event file that is there is continued, else one is begun.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        there = next(iter(folder.glob(PATTERN)), None)
+        self.begun = there is None
+        if there is None:
+            name = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.dpexp"
+            self._file: BinaryIO = (folder / f"events.out.tfevents.{name}").open("xb")
+        else:
+            self._file = there.open("r+b")
+            # A process that was killed may have left a part of a record, which hides all that
+            # comes after it.
+            self._file.truncate(_whole_bytes(there))
+            self._file.seek(0, os.SEEK_END)
+        self._writer = RecordWriter(self._file)
+        if self.begun:
+            self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def add(self, summary: Any, step: int = 0) -> None:
+        """One event with all values of a ``Summary``."""
+        self._write(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        """One event with a value per tag. TensorBoard keeps them as 32-bit floats."""
+        pairs = values.items()
+        self.add(Summary(value=[Summary.Value(tag=t, simple_value=v) for t, v in pairs]), step)
+
+    def text(self, tag: str, markdown: str) -> None:
+        """A page of the Text tab."""
+        metadata = create_summary_metadata(display_name=None, description=None)
+        self.add(Summary(value=[string_value(f"{tag}/text_summary", markdown.encode(), metadata)]))
+
+    def image(self, tag: str, png: bytes) -> None:
+        """A picture of the Images tab, of a PNG file's bytes."""
+        # The first chunk of a PNG file begins with its size in pixels.
+        width, height = struct.unpack(">II", png[16:24])
+        shown = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)
+        self.add(Summary(value=[Summary.Value(tag=tag, image=shown)]))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: Event) -> None:
+        self._writer.write(event.SerializeToString())
+
+
+def string_value(tag: str, content: bytes, metadata: SummaryMetadata) -> Summary.Value:
+    """A value of a summary that is one string; its metadata tells the plugin it belongs to."""
+    # Without a dimension: TensorBoard shows a list of texts as a table, one of a single text too.
+    tensor = TensorProto(dtype=DT_STRING, string_val=[content], tensor_shape=TensorShapeProto())
+    return Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+def code_block(content: str) -> str:
+    """Markdown that shows `content` as it is, in one block."""
+    return "\n".join("    " + line for line in content.splitlines())
+
+
+def _whole_bytes(path: Path) -> int:
+    """Where the last whole record of an event file ends."""
+    size, end = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while len(header := file.read(_HEADER.size)) == _HEADER.size:
+            after = end + _HEADER.size + _HEADER.unpack(header)[0] + _CHECKSUM_BYTES
+            if after > size:
+                break
+            end = after
+            file.seek(end)
+    return end

@@ -1,0 +1,209 @@
+"""Which cells of a sweep that is resumed run, and whether it is the same sweep. Pure; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpexp.config import OF_THE_SWEEP
+from dpexp.errors import ConfigError
+from dpexp.identity import LIMITS, config_hash, differences
+from dpexp.schema import Config
+from dpexp.schema_measuring import Rerun
+
+LAST = "last"
+# Of what is set for Hydra, only this changes what a cell does.
+_HYDRA_COMPARED = ("hydra.job.env_set", "hydra.job.env_copy")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell as the sweep would run it now. `config` is None where it is refused."""
+
+    number: int
+    folder: str  # its name below the sweep's folder
+    config: dict[str, Any] | None  # as it will be in run.json
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an earlier start has left of a cell.
+
+    `result` is None where ``run.json`` is missing, empty, cut off, or no result.
+    """
+
+    folder: str
+    result: dict[str, Any] | None
+
+
+def check_resuming(config: Config) -> None:
+    """Refuse the keys of a sweep in a single run; the cells of a sweep come without them.
+
+    Raises:
+        ConfigError: `resume` or `rerun` is set.
+    """
+    if config.resume is not None:
+        raise ConfigError(
+            "resume",
+            config.resume,
+            "a single run cannot be gone on with yet; a sweep can",
+            fix="-m for a sweep, or resume=null",
+        )
+    if config.rerun is not None:
+        refuse_rerun_alone(config.rerun.value)
+
+
+def refuse_rerun_alone(rerun: Any) -> None:
+    """Refuse `rerun` without `resume`, for it says which cells of an earlier sweep run.
+
+    Raises:
+        ConfigError: it is set.
+    """
+    if rerun is not None:
+        raise ConfigError(
+            "rerun",
+            rerun,
+            "says what of an earlier sweep runs again, and none is given",
+            fix=f"resume={LAST}, or rerun=null",
+        )
+
+
+def rerun_of(value: Any) -> Rerun | None:
+    """The typed value of `rerun`.
+
+    Raises:
+        ConfigError: it is none of the choices.
+    """
+    known = {member.value: member for member in Rerun}
+    if value is not None and value not in known:
+        raise ConfigError(
+            "rerun",
+            value,
+            "is none of the choices",
+            allowed=f"{', '.join(known)}, or null for all cells that are not ok",
+            fix="rerun=failed",
+        )
+    return known.get(value)
+
+
+def without_own(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a sweep's cells: all but `resume` and `rerun`."""
+    return [override for override in overrides if _key(override) not in OF_THE_SWEEP]
+
+
+def in_first_order(folder: str, typed: Sequence[str], first: Sequence[str]) -> list[str]:
+    """What is typed now, in the order in which it was typed at the sweep's first start.
+
+    The order of keys decides which job has which number.
+
+    Args:
+        typed: overrides of the sweep, without `resume` and `rerun`.
+        first: those of the first start.
+
+    Raises:
+        ConfigError: they are not the same. Not compared are time limits, and what is Hydra's own
+            but for the environment of the jobs.
+    """
+    old, new = _by_key(first), _by_key(typed)
+    keys = [*old, *(key for key in new if key not in old)]
+    lines = [
+        f"{sign} {line}"
+        for key in keys
+        if old.get(key) != new.get(key) and _compared(key, [*old.get(key, ()), *new.get(key, ())])
+        for sign, side in (("-", old), ("+", new))
+        for line in side.get(key, ())
+    ]
+    if lines:
+        raise ConfigError(
+            "resume",
+            folder,
+            "this sweep was started with other overrides: " + ", ".join(lines),
+            fix="the same overrides, or a new sweep without resume",
+        )
+    return [line for key in keys for line in new.get(key, ())]
+
+
+def to_run(
+    sweep: str, planned: Sequence[Planned], found: Mapping[int, Found], rerun: Rerun | None
+) -> list[int]:
+    """The numbers of the cells that run, ascending.
+
+    Without `rerun` those without an ``ok`` result; `failed`: of these, those that began (a cell
+    that was under way when the sweep was killed did) and were not skipped; `all`: every one.
+
+    Args:
+        sweep: its folder, for messages.
+        found: by the number of the cell.
+
+    Raises:
+        ConfigError: a cell that would be kept has another config than it would have now, or is no
+            cell of this sweep.
+    """
+    known = {cell.number for cell in planned}
+    strange = [each.folder for number, each in found.items() if number not in known]
+    if strange:
+        raise ConfigError(
+            "resume",
+            sweep,
+            f"{strange[0]} is no cell of the sweep that is typed",
+            fix="the overrides that it was started with",
+        )
+    numbers = []
+    for cell in planned:
+        earlier = found.get(cell.number)
+        status = None if earlier is None else (earlier.result or {}).get("status")
+        if rerun is Rerun.all:
+            numbers.append(cell.number)
+        elif earlier is not None and status == "ok":
+            _refuse_changed(sweep, earlier, cell)
+        elif rerun is None or (earlier is not None and status != "skipped"):
+            numbers.append(cell.number)
+    return numbers
+
+
+def contiguous(numbers: Sequence[int], most: int | None = None) -> Iterator[list[int]]:
+    """Ascending numbers in groups without a gap, of at most so many each."""
+    group: list[int] = []
+    for number in numbers:
+        if group and (number != group[-1] + 1 or len(group) == most):
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group
+
+
+def _refuse_changed(sweep: str, earlier: Found, cell: Planned) -> None:
+    result = earlier.result or {}
+    known = result.get("config") or {}
+    now = cell.config or {}
+    if result.get("config_hash") == config_hash(now):
+        return
+    changed = differences(known, now)
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise ConfigError(
+            "resume",
+            sweep,
+            f"{earlier.folder} is done, with another config: {'; '.join(changed[:3])}{more}",
+            fix="the config as it was, a new sweep, or rerun=all",
+        )
+
+
+def _by_key(overrides: Sequence[str]) -> dict[str, list[str]]:
+    lines: dict[str, list[str]] = {}
+    for override in overrides:
+        lines.setdefault(_key(override), []).append(override)
+    return lines
+
+
+def _compared(key: str, lines: Sequence[str]) -> bool:
+    if key.startswith(("hydra.", "hydra/")):
+        return key.startswith(_HYDRA_COMPARED)
+    # A choice of several limits makes more cells.
+    return key not in LIMITS or any("," in line or "(" in line for line in lines)
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")

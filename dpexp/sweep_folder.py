@@ -1,0 +1,196 @@
+"""What lies in the folder of a sweep: its record, its cells, and what is put aside. No torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from omegaconf import DictConfig, OmegaConf
+
+from dpexp.cell import announce
+from dpexp.config import OF_THE_SWEEP
+from dpexp.errors import ConfigError
+from dpexp.files import write_whole
+from dpexp.records import LaterSchemaError, read_run
+from dpexp.resuming import Found, Planned, in_first_order, to_run, without_own
+from dpexp.schema_measuring import Rerun
+from dpexp.sweep_lock import RECORD
+
+RECORD_END = "# the end\n"  # without it the record was cut off, or is not by dpexp
+EARLIER = "earlier"
+ORPHANS_S = 10.0
+_NUMBERED = re.compile(r"(\d+)_")
+# Temporary files of files.write_whole that a killed sweep has left.
+_CUT_OFF = re.compile(r"\.(multirun\.yaml|sweep\.json|summary\.csv|report\.(md|html))\.")
+
+
+def write_record(folder: Path, config: DictConfig) -> None:
+    """Write ``multirun.yaml``, once: at a sweep's first start.
+
+    Args:
+        config: of the sweep, with at least ``hydra.overrides``; `resume` and `rerun` are left out.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
+    plain.update({key: None for key in OF_THE_SWEEP if key in plain})
+    overrides = plain["hydra"]["overrides"]
+    overrides["task"] = without_own(overrides["task"])
+    write_whole(folder / RECORD, OmegaConf.to_yaml(plain) + RECORD_END)
+
+
+def as_first_typed(folder: Path, typed: Sequence[str], hydra: Sequence[str] = ()) -> list[str]:
+    """The overrides of a sweep's cells in the order of its first start.
+
+    Args:
+        typed: without `resume` and `rerun`.
+        hydra: overrides of Hydra's own keys.
+
+    Raises:
+        ConfigError: they are not those of the first start.
+    """
+    first = first_overrides(folder)
+    if first is None:
+        return list(typed)
+    in_first_order(str(folder), hydra, first[1])
+    return in_first_order(str(folder), typed, first[0])
+
+
+def first_overrides(folder: Path) -> tuple[list[str], list[str]] | None:
+    """The overrides of a sweep's first start: of the cells, and Hydra's own.
+
+    With the choices of a preset (``hydra.sweeper.params``) before those that were typed. None if
+    the record is missing or cut off, then each cell's own config must do.
+    """
+    try:
+        text = (folder / RECORD).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if not text.endswith(RECORD_END):
+        return None
+    hydra: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)["hydra"]  # type: ignore[index,call-overload]
+    params = (hydra.get("sweeper") or {}).get("params") or {}
+    preset = [f"{key}={value}" for key, value in params.items()]
+    return [*preset, *hydra["overrides"]["task"]], list(hydra["overrides"].get("hydra") or [])
+
+
+def found_cells(folder: Path) -> dict[int, Found]:
+    """What lies in a sweep's folder, by the number of the cell.
+
+    Raises:
+        ConfigError: a result is of a later version.
+    """
+    cells = {}
+    for path in sorted(folder.iterdir()):
+        number = _NUMBERED.match(path.name)
+        if number is not None and path.is_dir():
+            cells[int(number[1])] = Found(path.name, _result(path))
+    return cells
+
+
+def _result(folder: Path) -> dict[str, Any] | None:
+    try:
+        return read_run(folder / "run.json")
+    except LaterSchemaError as error:
+        raise ConfigError(
+            "resume",
+            str(folder.parent),
+            str(error),
+            fix="the version of dpexp that the sweep was started with",
+        ) from error
+    except (OSError, ValueError):
+        return None
+
+
+def left_to_run(folder: Path, planned: Sequence[Planned], rerun: Rerun | None) -> list[int]:
+    """The numbers of the cells that run; what was left of them lies in ``earlier/`` afterwards.
+
+    Raises:
+        ConfigError: see :func:`dpexp.resuming.to_run`; nothing is moved then.
+    """
+    _wait_for_orphans(folder)
+    found = found_cells(folder)
+    numbers = to_run(str(folder), planned, found, rerun)
+    _tidy(folder)
+    for number in numbers:
+        if number in found:
+            _put_aside(folder, found[number])
+    _hide_events(folder)
+    kept = sum(1 for number in found if number not in numbers)
+    notes = [
+        f"{folder} goes on: {kept} of {len(planned)} cells stay as they are, {len(numbers)} run"
+    ]
+    absent = len(planned) - kept - len(numbers)
+    if absent:
+        notes.append(f"{absent} cells have not begun; resume without rerun={rerun and rerun.value}")
+    announce(notes)
+    return numbers
+
+
+def _put_aside(folder: Path, cell: Found) -> None:
+    """Move what an earlier attempt has left of a cell to ``earlier/<cell>-<k>``.
+
+    There it is no cell for the report. Its event file gets another name, so that it is no run for
+    TensorBoard: ``events.out.earlier.*``, which becomes one again with ``tfevents`` in its place.
+    """
+    if (cell.result or {}).get("status") == "skipped":  # nothing was run
+        shutil.rmtree(folder / cell.folder)
+        return
+    kept = folder / EARLIER
+    kept.mkdir(exist_ok=True)
+    taken = {path.name for path in kept.iterdir()}
+    k = next(k for k in range(1, len(taken) + 2) if f"{cell.folder}-{k}" not in taken)
+    (folder / cell.folder).rename(kept / f"{cell.folder}-{k}")
+    _hide_events(folder)
+
+
+def _hide_events(folder: Path) -> None:
+    """Rename the event files of earlier attempts (again: a kill may have come before)."""
+    for path in (folder / EARLIER).glob("**/*tfevents*"):
+        path.rename(path.with_name(path.name.replace("tfevents", EARLIER)))
+
+
+def _tidy(folder: Path) -> None:
+    """Remove temporary files in a sweep's folder that a killed process has left."""
+    for path in folder.iterdir():
+        if _CUT_OFF.match(path.name):
+            path.unlink(missing_ok=True)
+
+
+def _wait_for_orphans(folder: Path) -> None:
+    """Wait until no process writes a file of the sweep any more.
+
+    The ranks of a sweep that was killed end by themselves, up to some seconds later; until then
+    they write into their cell's folder.
+
+    Raises:
+        ConfigError: one is still there.
+    """
+    holders = _holders(folder)
+    _, alive = psutil.wait_procs(holders, timeout=ORPHANS_S) if holders else ([], [])
+    if alive:
+        raise ConfigError(
+            "resume",
+            str(folder),
+            f"process {alive[0].pid} of the earlier start still runs",
+            fix="wait for its end, or end it",
+        )
+
+
+def _holders(folder: Path) -> list[psutil.Process]:
+    inside = f"{folder.resolve()}{os.sep}"
+    found = []
+    for process in psutil.process_iter():
+        try:
+            files = process.open_files()
+        except (psutil.Error, OSError):  # ended meanwhile, or another user's
+            continue
+        # A viewer may read; what cannot be told (not on Linux) counts as reading.
+        written = [file.path for file in files if getattr(file, "mode", "r") != "r"]
+        in_cells = [path for path in written if os.sep in path.removeprefix(inside)]
+        if process.pid != os.getpid() and any(path.startswith(inside) for path in in_cells):
+            found.append(process)
+    return found
