@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -13,14 +10,13 @@ import torch
 
 from dpexp import timing
 from dpexp.comm import Comm
-from dpexp.exposure import Exposure, of_blocking, of_buckets, together
-from dpexp.parallel.collectives import Collective
+from dpexp.comm_times import Steps, Times, lateness, legs, times_of
+from dpexp.exposure import Exposure
 from dpexp.records import COMM_PARTS, PhaseSummary
 from dpexp.stats import summarize
 from dpexp.stragglers import StragglerCount
 
 Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 TIMELINE_STEPS = 20
 
 
@@ -36,44 +32,6 @@ class StepComm(NamedTuple):
     arrival_s: list[float | None]  # None too in a step without a collective
     num_bytes: list[int]
     bus_bytes_per_s: list[float | None]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The steps of a flush, as far as they matter here."""
-
-    numbers: list[int]
-    marks: Sequence[Sequence[Any]]  # as of recorder.Row
-    phases_s: Floats  # shape [steps, phases]
-    measured: Bools
-    collectives: Sequence[Sequence[Collective]]
-
-
-@dataclass(frozen=True)
-class Times:
-    """Of a flush's collectives: shape [steps, collectives], seconds; NaN where there is none."""
-
-    ready: Floats
-    end: Floats
-    backward: Bools  # begun in backward
-    blocking: Bools  # the rank stands still for it
-
-    def of(self, kind: Bools) -> Times:
-        """Only those of a kind."""
-        ready, end = (np.where(kind, each, np.nan) for each in (self.ready, self.end))
-        return Times(ready, end, self.backward, self.blocking)
-
-    def exposure(self, last_ready: Floats) -> Exposure:
-        """What they cost.
-
-        Args:
-            last_ready: when the last of all ranks had each ready.
-        """
-        stands, beside = self.of(self.blocking), self.of(~self.blocking)
-        return together(
-            of_blocking(stands.ready, stands.end, last_ready),
-            of_buckets(beside.ready, beside.end, np.where(self.blocking, np.nan, last_ready)),
-        )
 
 
 @final
@@ -99,7 +57,7 @@ class CommRecorder:
         width = max((len(entries) for entries in steps.collectives), default=0)
         if self._several and together:
             width = int(self._comm.max(width))
-        times = self._times(steps, max(width, 1))
+        times = times_of(steps, max(width, 1), self._clock)
         begins_s = self._clock.seconds([marks[0] for marks in steps.marks])
         last_ready = times.ready
         if self._several and together:
@@ -156,59 +114,24 @@ class CommRecorder:
         values = np.concatenate(chunks) if chunks else np.zeros(0)
         return float(values.mean()) if len(values) else None
 
-    def _times(self, steps: Steps, width: int) -> Times:
-        """When each collective was ready and done, and of what kind it is."""
-        shape = (len(steps.numbers), width)
-        times = Times(
-            np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape, bool),
-            np.zeros(shape, bool),
-        )  # fmt: skip
-        counts = [len(entries) for entries in steps.collectives]
-        rows = np.repeat(np.arange(len(counts)), counts)
-        columns = np.concatenate([np.arange(count) for count in counts]) if counts else rows
-        noted = list(chain.from_iterable(steps.collectives))
-        times.ready[rows, columns] = self._clock.seconds([each.ready for each in noted])
-        times.end[rows, columns] = self._clock.seconds([each.end for each in noted])
-        times.backward[rows, columns] = [each.in_backward for each in noted]
-        times.blocking[rows, columns] = [each.blocking for each in noted]
-        return times
-
     def _compare(self, steps: Steps, times: Times) -> Floats:
         """When the last of all ranks had each collective ready. Waits for all ranks."""
         offset_s, ready = self._offset.offset_s, times.ready
-        own = np.concatenate([ready - offset_s, self._legs(steps, times)], axis=1)
+        own_legs = legs(steps, times, self._clock)
+        own = np.column_stack([ready - offset_s, times.worked() - offset_s, own_legs])
         everyone = self._comm.exchange(torch.from_numpy(own)).numpy()
-        width = ready.shape[1]
-        arrivals, all_legs = everyone[:, :, :width], everyone[:, :, width:]
-        measured = steps.measured
+        width, measured = ready.shape[1], steps.measured
+        arrivals, worked, all_legs = np.split(everyone, [width, width + 1], axis=2)
         if self._stragglers is not None and self._comm.rank == 0:
             step_s = steps.phases_s.sum(axis=1)
-            stands = times.blocking.any(axis=0)
-            meetings = int(stands.sum()) + int(not stands.all())
             self._stragglers.add(
-                _late(arrivals, times.blocking)[:, measured],
+                lateness(arrivals, worked[:, :, 0], times)[:, measured],
                 all_legs[:, measured],
                 step_s[measured],
-                meetings,
+                times.meetings(),
             )
         last: Floats = np.fmax.reduce(arrivals, axis=0) + offset_s
         return np.where(np.isnan(ready), np.nan, last)  # nobody waits where it does not take part
-
-    def _legs(self, steps: Steps, times: Times) -> Floats:
-        """What this rank did since the meeting before, without meetings: stragglers.LEGS.
-
-        A flush is a meeting too, so nothing of the step before the first one counts.
-        """
-        data, transfer, forward_s, backward_s, optimizer, other = steps.phases_s.T
-        before = [np.concatenate([[0.0], column[:-1]]) for column in (optimizer, other)]
-        stood = np.where(times.blocking, np.nan_to_num(times.end - times.ready), 0.0)
-        forward_s = forward_s - (stood * ~times.backward).sum(axis=1)
-        backward_s = backward_s - (stood * times.backward).sum(axis=1)
-        # What runs beside the computation is waited for at the end of backward.
-        computed = np.fmax.reduce(times.of(~times.blocking).ready, axis=1)
-        ended = self._clock.seconds([marks[-3] for marks in steps.marks])
-        backward_s = backward_s - np.nan_to_num(ended - computed)
-        return np.column_stack([*before, data, transfer, forward_s, backward_s])
 
     def _rates(self, steps: Steps, own: Exposure) -> list[float | None]:
         rates: list[float | None] = []
@@ -241,6 +164,7 @@ class CommRecorder:
 
     def _draw(self, steps: Steps, begins_s: Floats, times: Times, start: Floats) -> None:
         """Keep the first measured steps for the timeline, on rank 0's clock."""
+        stalls = times.stalls()
         for index, number in enumerate(steps.numbers):
             if len(self._timeline) >= TIMELINE_STEPS:
                 return
@@ -259,26 +183,13 @@ class CommRecorder:
                             # It starts when the last rank has it ready.
                             "start_s": float(start[index, column] - self._offset.offset_s),
                             "end_s": float(times.end[index, column] - self._offset.offset_s),
+                            # Of an awaited one: so long before its end this rank stood still.
+                            "stall_s": float(stalls[index, column]),
                         }
                         for column, each in enumerate(steps.collectives[index])
                     ],
                 }
             )
-
-
-def _late(arrivals: Floats, blocking: Bools) -> Floats:
-    """How much later than the first rank each came to the meetings of a step: [ranks, steps].
-
-    Args:
-        arrivals: shape [ranks, steps, collectives].
-    """
-    at_each = np.where(blocking, arrivals, np.nan)
-    at_last = np.fmax.reduce(np.where(blocking, np.nan, arrivals), axis=2, keepdims=True)
-    late: Floats = sum(
-        np.nan_to_num(come - np.fmin.reduce(come, axis=0)).sum(axis=2)
-        for come in (at_each, at_last)
-    )
-    return late
 
 
 def _there(seconds: Floats) -> Floats:

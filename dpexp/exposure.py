@@ -45,7 +45,7 @@ def of_buckets(ready: Floats, end: Floats, last_ready: Floats) -> Exposure:
 
 
 def of_blocking(ready: Floats, end: Floats, last_ready: Floats) -> Exposure:
-    """Collectives that the rank stands still for: FSDP's on gloo, the steps of nn.DataParallel.
+    """Collectives that the rank stands still for: FSDP's on a CPU, the steps of nn.DataParallel.
 
     Args:
         ready, end, last_ready: as of :func:`of_buckets`.
@@ -56,27 +56,59 @@ def of_blocking(ready: Floats, end: Floats, last_ready: Floats) -> Exposure:
     return Exposure(exposed, waiting.sum(axis=1), np.zeros(len(ready)), exposed)
 
 
-def together(first: Exposure, second: Exposure) -> Exposure:
-    """Two kinds of collectives of the same steps."""
-    return Exposure(*(one + other for one, other in zip(first, second, strict=True)))
+def of_awaited(ready: Floats, end: Floats, last_ready: Floats, needed: Floats) -> Exposure:
+    """Collectives that run beside the computation until it needs them: FSDP's on streams.
+
+    Args:
+        ready, end, last_ready: as of :func:`of_buckets`, but in any order.
+        needed: the same shape; where the rank's computation waits for each.
+    """
+    begin, stood = stalls(ready, end, needed)
+    waiting = np.clip(np.nan_to_num(last_ready - begin), 0.0, stood)
+    exposed, under_way = (stood - waiting).sum(axis=1), covered(last_ready, end)
+    overlapped = np.maximum(under_way - exposed, 0.0)
+    return Exposure(exposed, waiting.sum(axis=1), overlapped, under_way)
+
+
+def stalls(ready: Floats, end: Floats, needed: Floats) -> tuple[Floats, Floats]:
+    """How long the rank's computation stands still for each collective, each second once.
+
+    It stands from where it needs a collective until that is done. What lies before the collective
+    was ready is the rank's own doing; and of two that it waits for at once the second one costs
+    only what comes after the first.
+
+    Args:
+        ready, end, needed: shape [steps, collectives]; NaN = none.
+
+    Returns:
+        When each stall begins, and its seconds; the same shape. Without a stall the seconds are 0.
+    """
+    begin = np.maximum(ready, needed)
+    order = np.lexsort((end, needed), axis=1)  # NaN last
+    done = np.fmax.accumulate(np.take_along_axis(end, order, axis=1), axis=1)
+    before = np.column_stack([np.full(len(done), -np.inf), done[:, :-1]])
+    in_order = np.take_along_axis(begin, order, axis=1)
+    in_order = np.where(np.isnan(in_order), np.nan, np.fmax(in_order, before))
+    np.put_along_axis(begin, order, in_order, axis=1)
+    return begin, np.maximum(np.nan_to_num(end - begin), 0.0)
+
+
+def together(*kinds: Exposure) -> Exposure:
+    """Several kinds of collectives of the same steps."""
+    return Exposure(*(sum(parts) for parts in zip(*kinds, strict=True)))
 
 
 def covered(begin: Floats, end: Floats) -> Floats:
     """Seconds in which at least one of a step's intervals is open.
 
     Args:
-        begin, end: shape [steps, intervals], in the order of their begins; NaN = none.
+        begin, end: shape [steps, intervals], in any order; NaN = none.
 
     Returns:
         Shape [steps].
     """
-    total = np.zeros(len(begin))
-    reached = np.full(len(begin), -np.inf)
-    for column in range(begin.shape[1]):
-        there = ~np.isnan(begin[:, column])
-        start = np.maximum(begin[:, column], reached)
-        total += np.where(there, np.maximum(end[:, column] - start, 0.0), 0.0)
-        reached = np.where(there, np.maximum(reached, end[:, column]), reached)
+    _, seconds = stalls(begin, end, begin)
+    total: Floats = seconds.sum(axis=1)
     return total
 
 

@@ -18,23 +18,13 @@ def extra_work(
     parity = usual if config.check.parity is None else config.check.parity
     pairs = config.measure.calibration_pairs
     if pairs is None:
-        pairs = CALIBRATION_PAIRS if usual and config.measure.comm else 0
-    if config.parallel.strategy is StrategyName.fsdp and device_type != "cpu":
-        pairs = 0  # its collectives are not timed there; a note says so
+        # A step of fsdp without exchange keeps whole gradients. A model that is sharded because it
+        # is large may not fit on a GPU then, and an extra must not end the run.
+        whole = config.parallel.strategy is StrategyName.fsdp and device_type != "cpu"
+        pairs = CALIBRATION_PAIRS if usual and config.measure.comm and not whole else 0
     flops = config.measure.flops
     return {
         "parity_steps": config.check.steps if parity else 0,
         "calibration_pairs": pairs if num_processes > 1 and training else 0,
         "counts_flops": usual if flops is None else flops,
     }
-
-
-def untimed(config: Config, device_type: str) -> list[str]:
-    """A note where collectives that should be timed are not."""
-    wanted = config.task is Task.train and config.measure.comm
-    if config.parallel.strategy is not StrategyName.fsdp or device_type == "cpu" or not wanted:
-        return []
-    return [
-        "measure.comm: on a GPU the collectives of fsdp run on streams of their own and are not "
-        "timed"
-    ]

@@ -46,7 +46,8 @@ class Pause:
 
     @property
     def _calibrates(self) -> bool:
-        return self._built.training is not None and self._plan.calibration_pairs > 0
+        timed = self._work.strategy.log is not None  # else a note of the strategy's says why not
+        return timed and self._built.training is not None and self._plan.calibration_pairs > 0
 
 
 def _none(reason: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dpexp.check_measuring import check_ranks, check_sleeps, injected
 from dpexp.errors import ConfigError
-from dpexp.extra_work import extra_work, untimed
+from dpexp.extra_work import extra_work
 from dpexp.schedule import chunk_sizes
 from dpexp.schema import ONE_PROCESS, Config, Precision, Scaling, StrategyName
 
@@ -269,7 +269,6 @@ def _notes(
         notes.append(
             "prepare.sync_batchnorm: one device sees the whole batch, so there is nothing to do"
         )
-    notes.extend(untimed(config, device_type))
     notes.extend(f"{key}: not a key of dpexp; recorded, not used" for key in config.extra)
     return tuple(notes)
 

@@ -16,7 +16,8 @@ import torch
 
 from dpexp import timing
 from dpexp.comm import Comm
-from dpexp.comm_recorder import CommRecorder, Steps
+from dpexp.comm_recorder import CommRecorder
+from dpexp.comm_times import Steps
 from dpexp.errors import NonFiniteLossError
 from dpexp.plan import RunPlan
 from dpexp.records import DP_PARTS, PHASES, PhaseSummary, StepRecord

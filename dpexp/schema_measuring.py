@@ -48,7 +48,7 @@ class MeasureConfig:
     comm: bool = doc("time each collective of a training step: exposed, overlapped, waiting")
     calibration_pairs: int | None = doc(
         "ddp, fsdp: after warm-up, run so many pairs of extra steps with and without gradient "
-        "exchange; null = 8 in sweeps of task=train, else none"
+        "exchange; null = 8 in sweeps of task=train (not fsdp on a GPU), else none"
     )
     flops: bool | None = doc(
         "count FLOPs and find the MFU and the parts of memory; null = in sweeps of task=train"

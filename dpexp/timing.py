@@ -125,7 +125,8 @@ class EventClock(Clock[torch.Event]):
 
     def settle(self) -> None:
         # Events of one stream complete in order: the last one is enough. Those of other streams
-        # (collectives) are done by then, since the stream of the last one has waited for them.
+        # (collectives) are done by then, since the stream of the last one has waited for them. So
+        # it must be one of the computing stream: a step's end is.
         if self._last is None:
             return
         self._last.synchronize()

@@ -171,6 +171,7 @@ def _measure(
         *end_notes(config, built.feed, recorder.steps, recorder.epochs),
         *recorder.end_notes(),
         *not_reached(config, recorder.steps),
+        *strategy.notes,
         *_made_late(model, facts["parameter_tensors"]),
         *(() if training is None else training.notes()),
     )

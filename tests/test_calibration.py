@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dpexp.losses import make_loss
 from dpexp.masking import MaskedTargets
 from dpexp.parallel import Context, make_strategy
 from dpexp.parallel.collectives import CollectiveLog
+from dpexp.pause import Pause
 from dpexp.recorder import Recorder
 from dpexp.schema import CommHook, StrategyName, Task
 from dpexp.shapes import ShapeLog
@@ -271,3 +273,19 @@ def test_on_a_device_the_host_waits_once_after_all_pairs(
     assert got["exchange_quartiles_s"] == pytest.approx([0.010, 0.010])
     assert waited == [0] * 6
     assert waits(events) == 2  # for the last mark, and for the anchor after it
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_only_a_run_whose_collectives_are_timed_is_calibrated(timed: bool) -> None:
+    """Else there is nothing to put the figure beside; the strategy's note says why."""
+    bench = Bench(pairs=3)
+    work: Any = SimpleNamespace(
+        strategy=SimpleNamespace(
+            log=CollectiveLog(bench.clock, 2, blocking=False) if timed else None
+        )
+    )
+    built: Any = SimpleNamespace(training=bench.training)
+    beside: Any = None
+    found = Pause(work, built, bench.plan, FakeComm(), beside).calibration
+    reason = "the run ended before its warm-up was over"
+    assert found == ({"pairs": 0, "reason": reason} if timed else None)

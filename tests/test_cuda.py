@@ -161,7 +161,12 @@ def test_the_peak_of_a_devices_memory_begins_after_the_parity_check(workdir: Pat
 
 # Communication. The 514 numbers of MLP are 2,056 bytes; batches of 30.
 TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-SMALL_BUCKETS = ["parallel.bucket_cap_mb=0.001"]
+# So that a step has several collectives.
+PARTS = {
+    "dp": [],
+    "ddp": ["parallel.bucket_cap_mb=0.001"],
+    "fsdp": ["parallel.wrap=[Linear]"],
+}
 
 
 def table(run: dpexp.Run, rank: int = 0) -> list[dict[str, str]]:
@@ -175,7 +180,7 @@ def computed_bytes(overrides: list[str]) -> int:
     return sum(each.step_bytes for each in anatomy.exchanges)
 
 
-@pytest.mark.parametrize("parallel", ["dp", "ddp"])
+@pytest.mark.parametrize("parallel", ["dp", "ddp", "fsdp"])
 def test_one_cuda_device_has_nobody_to_exchange_anything_with(parallel: str, workdir: Path) -> None:
     run = dpexp.run([*MLP, "device=cuda", "num_devices=1", f"parallel={parallel}"])
     assert run.result.comm is None
@@ -184,16 +189,16 @@ def test_one_cuda_device_has_nobody_to_exchange_anything_with(parallel: str, wor
 
 
 @TWO
-@pytest.mark.parametrize("parallel", ["dp", "ddp"])
+@pytest.mark.parametrize("parallel", ["dp", "ddp", "fsdp"])
 def test_what_two_cuda_devices_exchange_is_what_inspect_computes_and_fits_the_step(
     parallel: str, workdir: Path
 ) -> None:
     options = [*MLP, "dataset.rows=120", "device=cuda", "num_devices=2", f"parallel={parallel}"]
-    options += SMALL_BUCKETS if parallel == "ddp" else []
+    options += PARTS[parallel]
     run, expected = dpexp.run(options), computed_bytes(options)
     if parallel == "dp":  # and the second device's 15 rows, there and back
         expected += 15 * 5 * 4 + 15 * 2 * 4
-    for rank in range(2 if parallel == "ddp" else 1):
+    for rank in range(1 if parallel == "dp" else 2):
         for row in table(run, rank):
             assert int(row["comm_bytes"]) == expected
             exposed, waiting = float(row["comm_exposed_s"]), float(row["straggler_wait_s"] or 0)
@@ -204,11 +209,33 @@ def test_what_two_cuda_devices_exchange_is_what_inspect_computes_and_fits_the_st
     assert run.result.comm is not None
     assert run.result.comm["bytes_per_step"] == expected
     assert run.result.comm["bus_gb_per_s"] > 0
+    assert not any("not timed" in note for note in run.result.notes)
 
 
 @TWO
-def test_on_two_cuda_devices_leaving_out_the_exchange_changes_no_weight(workdir: Path) -> None:
-    options = [*MLP, "device=cuda", "num_devices=2", "parallel=ddp", "save_weights=true"]
+def test_on_two_cuda_devices_fsdp_hides_a_part_of_its_gathers_behind_wide_layers(
+    workdir: Path,
+) -> None:
+    """The first gather of a step has nothing to hide behind, the next ones have a layer each."""
+    wide = ["model=mlp", "model.widths=[1024,4096,4096,4096,4096,2]", "task=train", "epochs=null"]
+    data = ["dataset.features=1024", "dataset.rows=16384", "batch_size=16384", "steps=20"]
+    run = dpexp.run([*wide, *data, "device=cuda", "num_devices=2", "parallel=fsdp", *PARTS["fsdp"]])
+    for rank in range(2):
+        for row in table(run, rank)[1:]:
+            assert float(row["comm_exposed_s"]) > 0
+            assert float(row["comm_overlapped_s"]) > 0
+            assert float(row["forward_s"]) + float(row["backward_s"]) > float(row["comm_exposed_s"])
+    trace = json.loads((run.folder / "timeline.json").read_text(encoding="utf-8"))
+    names = {event["name"] for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert {"all_gather", "reduce_scatter", "stands still for all_gather"} <= names
+
+
+@TWO
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_on_two_cuda_devices_leaving_out_the_exchange_changes_no_weight(
+    parallel: str, workdir: Path
+) -> None:
+    options = [*MLP, "device=cuda", "num_devices=2", f"parallel={parallel}", "save_weights=true"]
     plain = dpexp.run([*options, "measure.calibration_pairs=0"])
     extra = dpexp.run([*options, "measure.calibration_pairs=4"])
     assert extra.result.comm is not None
@@ -221,14 +248,14 @@ def test_on_two_cuda_devices_leaving_out_the_exchange_changes_no_weight(workdir:
 
 
 @TWO
-@pytest.mark.parametrize("parallel", ["dp", "ddp"])
+@pytest.mark.parametrize("parallel", ["dp", "ddp", "fsdp"])
 def test_the_timeline_of_two_cuda_devices_has_collectives_within_their_steps(
     parallel: str, workdir: Path
 ) -> None:
     run = dpexp.run([*MLP, "device=cuda", "num_devices=2", f"parallel={parallel}"])
     trace = json.loads((run.folder / "timeline.json").read_text(encoding="utf-8"))
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    for rank in range(2 if parallel == "ddp" else 1):
+    for rank in range(1 if parallel == "dp" else 2):
         own = [event for event in spans if event["pid"] == rank]
         phases = [event for event in own if event["tid"] == 1]
         collectives = [event for event in own if event["tid"] > 1]

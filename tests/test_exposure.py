@@ -8,7 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpexp.exposure import Exposure, bus_share, covered, of_blocking, of_buckets, together
+from dpexp.exposure import (
+    Exposure,
+    bus_share,
+    covered,
+    of_awaited,
+    of_blocking,
+    of_buckets,
+    stalls,
+    together,
+)
 
 NAN = float("nan")
 
@@ -124,7 +133,86 @@ def test_the_parts_are_never_negative_and_add_up_to_what_is_under_way(of: Any) -
     np.testing.assert_allclose(got.exposed_s + got.waiting_s, stood, rtol=1e-9)
 
 
-# Both kinds in one step
+# Awaited: the rank goes on computing until it needs it
+
+
+def test_what_is_done_before_it_is_needed_is_overlapped() -> None:
+    got = of_awaited(table([2]), table([5]), table([3]), table([6]))
+    assert_is(got, exposed=[0], waiting=[0], overlapped=[2], bus=[2])
+
+
+def test_from_where_it_is_needed_until_it_is_done_it_is_exposed() -> None:
+    # Under way from 2 to 9; the rank computes until 5.
+    got = of_awaited(table([2]), table([9]), table([2]), table([5]))
+    assert_is(got, exposed=[4], waiting=[0], overlapped=[3], bus=[7])
+
+
+def test_what_is_needed_before_it_is_ready_costs_nothing_until_then() -> None:
+    """Until then the rank prepares it itself."""
+    got = of_awaited(table([4]), table([9]), table([4]), table([1]))
+    assert_is(got, exposed=[5], waiting=[0], overlapped=[0], bus=[5])
+
+
+@pytest.mark.parametrize(
+    ("last", "exposed", "waiting", "overlapped"),
+    [(3, 4, 0, 2), (7, 2, 2, 0), (9, 0, 4, 0), (9.5, 0, 4, 0)],
+)
+def test_while_the_last_rank_is_not_there_a_stall_is_a_wait_for_it(
+    last: float, exposed: float, waiting: float, overlapped: float
+) -> None:
+    # The rank stands still from 5 to 9.
+    got = of_awaited(table([2]), table([9]), table([last]), table([5]))
+    assert_is(got, exposed=[exposed], waiting=[waiting], overlapped=[overlapped])
+    assert_is(got, bus=[max(9 - last, 0)])
+
+
+def test_two_that_are_needed_at_once_are_waited_for_one_after_the_other() -> None:
+    # At 10, after the last computation: the first until 12, then the second until 15, for which
+    # the last rank comes at 13.
+    ready, end, last = table([3, 9]), table([12, 15]), table([5, 13])
+    begin, seconds = stalls(ready, end, table([10, 10]))
+    assert (begin.tolist(), seconds.tolist()) == ([[10, 12]], [[2, 3]])
+    got = of_awaited(ready, end, last, table([10, 10]))
+    # All ranks are there from 5 to 12 and from 13 to 15.
+    assert_is(got, exposed=[2 + 2], waiting=[1], overlapped=[5], bus=[9])
+
+
+def test_the_order_in_which_they_are_needed_may_be_another_than_that_in_which_they_began() -> None:
+    # A scattering from 4 to 14 that is needed at 12, a gather from 5 to 10 that is needed at 8.
+    got = of_awaited(table([4, 5]), table([14, 10]), table([4, 5]), table([12, 8]))
+    assert_is(got, exposed=[2 + 2], waiting=[0], overlapped=[6], bus=[10])
+
+
+def test_steps_with_fewer_awaited_collectives_are_padded() -> None:
+    ready, end = table([2, 4], [2, NAN], [NAN, NAN]), table([5, 9], [5, NAN], [NAN, NAN])
+    needed = table([3, 6], [3, NAN], [NAN, NAN])
+    got = of_awaited(ready, end, ready, needed)
+    assert_is(got, exposed=[5, 2, 0], waiting=[0, 0, 0], overlapped=[2, 1, 0], bus=[7, 3, 0])
+
+
+def test_stalls_of_a_computing_stream_add_up_to_what_it_lost() -> None:
+    """A stream that works and waits in turn, for collectives that another one carries."""
+    draws = np.random.default_rng(1)
+    steps, count = 300, 5
+    end = np.cumsum(draws.exponential(1, (steps, count)), axis=1)  # one after the other
+    ready = end - draws.uniform(0, 1, (steps, count)) * np.diff(end, axis=1, prepend=0)
+    last = ready + draws.uniform(0, 1, (steps, count)) * (end - ready)
+    needed, now, work = np.zeros_like(end), np.zeros(steps), np.zeros(steps)
+    for column in range(count):
+        computed = draws.exponential(0.7, steps)
+        now, work = now + computed, work + computed
+        needed[:, column] = now
+        now = np.maximum(now, ready[:, column])  # the rank's own part of it
+        work += now - needed[:, column]
+        now = np.maximum(now, end[:, column])
+    got = of_awaited(ready, end, last, needed)
+    assert all((part >= 0).all() for part in got)
+    np.testing.assert_allclose(got.exposed_s + got.waiting_s, now - work, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(got.bus_s, (end - last).sum(axis=1), rtol=1e-9)
+    np.testing.assert_allclose(got.exposed_s + got.overlapped_s, got.bus_s, rtol=1e-9)
+
+
+# Several kinds in one step
 
 
 def test_buffers_that_block_before_forward_and_buckets_beside_backward_add_up() -> None:
@@ -162,6 +250,7 @@ def test_a_step_with_one_kind_only_costs_what_that_kind_does() -> None:
         ([4], [3], 0),
         ([1, NAN, 7], [2, NAN, 9], 3),
         ([NAN], [NAN], 0),
+        ([NAN, 2, 0], [NAN, 12, 3], 12),  # in any order
     ],
 )
 def test_overlapping_intervals_are_counted_once(

@@ -135,6 +135,7 @@ LAYERS: dict[int, list[str]] = {
         "assembly",
         "calibration",
         "comm_recorder",
+        "comm_times",
         "pause",
         "recorder",
         "rows",

@@ -56,6 +56,7 @@ class Strategy(ABC):
         # What the current step's collectives leave; None where they are not timed, or there are
         # none. Emptied by the loop.
         self.log: CollectiveLog | None = None
+        self.notes: tuple[str, ...] = ()  # what a reader of the result should know
         # The sum of the ranks' weighed losses divided by this is the mean over the batch's rows.
         self.loss_divisor = float(context.comm.world_size)
         self._pause = collective_pause(context.plan.config.inject)

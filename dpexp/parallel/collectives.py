@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -25,6 +25,8 @@ class Collective:
     ready: Any
     end: Any = None
     blocking: bool = False  # the rank stands still for it; else it goes on computing
+    # Where a rank that went on computing waits for it; None = where it has no more to compute.
+    needed: Any = None
 
 
 @final
@@ -32,7 +34,7 @@ class CollectiveLog:
     """The collectives of the current step, in the order in which they were ready.
 
     Args:
-        blocking: the rank stands still for each unless told otherwise (FSDP on gloo, the copies of
+        blocking: the rank stands still for each unless told otherwise (FSDP on a CPU, the copies of
             dp); else it goes on computing.
         pause: called when a collective is done, before it is noted as done (``inject``); None =
             nothing.
@@ -67,6 +69,14 @@ class CollectiveLog:
         if self._pause is not None:
             self._pause()
         entry.end = self._mark()
+
+    def needed(self, entries: Sequence[Collective]) -> None:
+        """Note that this rank's computation goes no further until these are done."""
+        if not entries:
+            return
+        mark = self._mark()
+        for entry in entries:
+            entry.needed = mark
 
     def copied(self, kind: str, num_bytes: int, begin: Any, end: Any) -> None:
         """Note a copy between the devices of one process, with marks that are there already."""

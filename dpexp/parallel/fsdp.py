@@ -18,7 +18,7 @@ from dpexp.batches import Inputs
 from dpexp.errors import ConfigError
 from dpexp.parallel.base import Strategy
 from dpexp.parallel.chunks import own_or_borrowed, weighted
-from dpexp.parallel.gathers import time_collectives
+from dpexp.parallel.gathers import lacking, time_collectives
 from dpexp.schedule import Indices, chunk_sizes
 
 
@@ -45,9 +45,7 @@ class FullyShardedDataParallel(Strategy):
                 problem = f"torch cannot shard {type(unit).__name__}: {error}"
                 raise ConfigError("parallel", "fsdp", problem, fix="parallel=ddp") from error
         self._model = cast(FSDPModule, model)
-        self.log = self._timed_collectives(blocking=True) if self.device.type == "cpu" else None
-        if self.log is not None:
-            time_collectives(sharded, self.log)
+        self._time(sharded)
         self._unused = 0  # a checksum over the steps of which parameters got no gradient
 
     def choose_rows(self, rows: Indices) -> Indices:
@@ -90,6 +88,24 @@ class FullyShardedDataParallel(Strategy):
 
     def close(self) -> None:
         del self._model
+
+    def _time(self, sharded: list[nn.Module]) -> None:
+        """Time the collectives, or note why not."""
+        streams = self.device.type != "cpu"
+        log = self._timed_collectives(blocking=not streams)
+        if log is None:
+            return
+        problem = ""
+        if streams and self.plan.backend == "gloo":
+            # The host stands still, at a point that no event on a stream can tell.
+            problem = "those of gloo on a GPU hold up the host, whose waits no event shows"
+        elif streams and (missing := lacking(sharded)):
+            problem = f"this version of torch has no {', '.join(missing)} in FSDP"
+        if problem:
+            self.notes = (f"measure.comm: the collectives of fsdp are not timed: {problem}",)
+            return
+        self.log = log
+        time_collectives(sharded, log, streams=streams)
 
     @contextmanager
     def _unsynchronised(self) -> Iterator[None]:

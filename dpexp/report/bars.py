@@ -10,6 +10,7 @@ from dpexp.report.colors import BACKGROUND, INK, MUTED, PARTS
 from dpexp.report.figures import WIDTH, compact, new_figure, style
 from dpexp.report.findings import BREAKDOWN_PARTS, Breakdown
 from dpexp.report.markup import shortened
+from dpexp.report.numbers import milliseconds
 from dpexp.report.waterfall import PARTS as LOSSES
 from dpexp.report.waterfall import WAITING, Waterfall, shown
 
@@ -80,14 +81,14 @@ def waterfall_figure(fall: Waterfall) -> Figure:
         parts = [part for part in LOSSES if fall.parts_s[part]]
         names = ["ideal step", *(shown(_SAME.get(part, part)) for part in parts), "mean step"]
         figure, axes = _bars(names, head=0.1)
-        _bar(axes, 0, 0.0, fall.ideal_s, INK.light, "")
+        _bar(axes, 0, 0.0, fall.ideal_s, INK.light, signed=False)
         reached = fall.ideal_s
         for row, part in enumerate(parts, start=1):
             shade = _COLORS.get(part, MUTED)
-            _bar(axes, row, reached, fall.parts_s[part], shade.light, "+")
+            _bar(axes, row, reached, fall.parts_s[part], shade.light, signed=True)
             axes.vlines(reached, row - 1, row, color=MUTED.light, linewidth=0.8)
             reached += fall.parts_s[part]
-        _bar(axes, len(parts) + 1, 0.0, fall.step_s, INK.light, "")
+        _bar(axes, len(parts) + 1, 0.0, fall.step_s, INK.light, signed=False)
         axes.vlines(fall.step_s, len(parts), len(parts) + 1, color=MUTED.light, linewidth=0.8)
         low, high = _range(fall)
         axes.set_xlim(low * 1e3, (high + 0.16 * (high - low)) * 1e3)  # room for the figures
@@ -101,11 +102,11 @@ def _range(fall: Waterfall) -> tuple[float, float]:
     return min(0.0, *sums), max(fall.step_s, *sums)
 
 
-def _bar(axes: Axes, row: int, start_s: float, width_s: float, color: str, sign: str) -> None:
+def _bar(axes: Axes, row: int, start_s: float, width_s: float, color: str, *, signed: bool) -> None:
     """A bar with its milliseconds right of it."""
     axes.barh(row, width_s * 1e3, left=start_s * 1e3, height=0.68, color=color)
     end = max(start_s, start_s + width_s) * 1e3
-    text = f"{width_s * 1e3:{sign}.3g}"
+    text = milliseconds(width_s, signed=signed)
     axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 

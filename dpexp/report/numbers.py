@@ -33,6 +33,12 @@ def ranged(value: float, low: float, high: float, unit: str = "") -> str:
     return f"{_fixed(value, places)}{unit} ({_fixed(low, places)}–{_fixed(high, places)})"
 
 
+def milliseconds(seconds: float, *, signed: bool = False) -> str:
+    """``0.717``, signed ``+1.53``. What is left of rounding where parts add up is 0."""
+    value = round(seconds * 1e3, 6) + 0.0  # -0.0 is 0
+    return f"{value:+.3g}" if signed else f"{value:.3g}"
+
+
 def percent(share: float) -> str:
     """``85 %``."""
     return f"{_fixed(share * 100, 0)} %"

@@ -53,6 +53,10 @@ def _rank_events(rank: RankResult, zero_s: float) -> list[dict[str, Any]]:
                 for name, (from_s, to_s) in spans.items()
                 if to_s > from_s
             ]
+            if each["stall_s"] > 0:  # within its phase, on the track of what computes
+                begin_s, stall_s = each["end_s"] - each["stall_s"] - zero_s, each["stall_s"]
+                name = f"stands still for {each['kind']}"
+                events.append(_slice(name, rank.rank, PHASE_TRACK, begin_s, stall_s, known))
     return events
 
 

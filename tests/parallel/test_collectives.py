@@ -62,3 +62,13 @@ def test_without_a_pause_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
     log = log_of()
     log.pause()
     log.done(log.begin("all_gather", 4))
+
+
+def test_what_is_needed_at_once_has_one_mark_and_without_a_collective_there_is_none() -> None:
+    clock = TickClock()
+    log = CollectiveLog(clock, 2, blocking=False)
+    first, second = log.begin("all_gather", 4), log.begin("all_gather", 4)
+    assert (first.needed, second.needed) == (None, None)
+    log.needed([])
+    log.needed([first, second])
+    assert (first.needed, second.needed, clock.ticks) == (3, 3, 3)

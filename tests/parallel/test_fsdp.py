@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from dpexp.errors import ConfigError
 from dpexp.models import gpt
 from dpexp.parallel import fsdp, make_strategy
 from dpexp.parallel.fsdp import FullyShardedDataParallel, units
-from dpexp.schema import StrategyName
+from dpexp.schema import StrategyName, Task
 
 
 class Block(nn.Module):
@@ -128,6 +129,56 @@ class Sharded(nn.Module):
 
     def set_requires_gradient_sync(self, wanted: bool) -> None:
         self.sync = wanted
+
+
+@pytest.fixture
+def on_streams(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """torch shards nothing; what fsdp asked for to time the collectives."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(fsdp, "init_device_mesh", lambda kind, shape: (kind, shape))
+    monkeypatch.setattr(fsdp, "fully_shard", lambda unit, **_options: unit)
+    monkeypatch.setattr(
+        fsdp, "time_collectives", lambda units, log, **options: asked.append(options)
+    )
+    return asked
+
+
+def on_device(device: str, backend: str) -> FullyShardedDataParallel:
+    context = make_context("fsdp", 2, world_size=2, device=device, task=Task.train, batch_size=4)
+    strategy = FullyShardedDataParallel(
+        replace(context, plan=replace(context.plan, backend=backend))
+    )
+    strategy.wrap(Tower())
+    return strategy
+
+
+@pytest.mark.parametrize(("device", "streams"), [("cpu", False), ("meta", True)])
+def test_on_a_device_the_collectives_run_on_streams_and_on_a_cpu_the_rank_stands_still(
+    on_streams: list[dict[str, Any]], device: str, streams: bool
+) -> None:
+    strategy = on_device(device, "gloo" if device == "cpu" else "nccl")
+    assert strategy.log is not None
+    assert (strategy.log.blocking, strategy.notes) == (not streams, ())
+    assert on_streams == [{"streams": streams}]
+
+
+def test_what_gloo_carries_on_a_device_is_not_timed_and_a_note_says_so(
+    on_streams: list[dict[str, Any]],
+) -> None:
+    strategy = on_device("meta", "gloo")
+    assert (strategy.log, on_streams) == (None, [])
+    (note,) = strategy.notes
+    assert note.startswith("measure.comm: ") and "gloo" in note
+
+
+def test_with_a_torch_that_has_other_insides_nothing_is_timed_and_a_note_says_so(
+    on_streams: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsdp, "lacking", lambda _units: ["reshard", "finalize_backward"])
+    assert on_device("cpu", "gloo").log is not None  # they are not needed there
+    strategy = on_device("meta", "nccl")
+    assert (strategy.log, len(on_streams)) == (None, 1)
+    assert "no reshard, finalize_backward in FSDP" in strategy.notes[0]
 
 
 @pytest.fixture

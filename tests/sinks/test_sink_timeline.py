@@ -25,6 +25,7 @@ def drawn(step: int, begin_s: float, *collectives: tuple[float, float, float]) -
                 "ready_s": ready,
                 "start_s": start,
                 "end_s": end,
+                "stall_s": 0.0,
             }
             for ready, start, end in collectives
         ],
@@ -62,6 +63,20 @@ def test_phases_follow_each_other_from_the_first_steps_begin(tmp_path: Path) -> 
     assert [name for name, _, _ in first] == list(PHASES)
     numbers = [e["args"]["step"] for e in trace["traceEvents"] if e["ph"] == "X"]
     assert numbers == [3] * 6 + [4] * 6
+
+
+def test_where_the_computation_stands_still_for_a_collective_is_within_its_phase(
+    tmp_path: Path,
+) -> None:
+    step = drawn(0, 500.0, (500.004, 500.004, 500.0055), (500.0055, 500.0055, 500.007))
+    step["collectives"][0]["stall_s"] = 0.001
+    trace = written(tmp_path, rank_of(0, step))
+    phases = slices(trace, 0, 1)
+    # Forward lasts from 3 to 6 ms; the second collective is not waited for.
+    assert [each for each in phases if each[0] not in PHASES] == [
+        ("stands still for all_reduce", 4500, 1000)
+    ]
+    assert slices(trace, 0, 2) == [("all_reduce", 4000, 1500)]
 
 
 def test_a_collective_is_a_wait_for_the_last_rank_and_then_transport(tmp_path: Path) -> None:
