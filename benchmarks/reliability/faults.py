@@ -167,8 +167,11 @@ SWEEPS = (
         Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN),
         how="stuck", rank=1, ranks=2, strike=ctrl_c_twice,
     ),
-    Fault("SIGINT twice, 0.6 s apart", Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN), ranks=2,
-        strike=ctrl_c_twice),
+    Fault(
+        "SIGINT twice, 0.6 s apart",
+        Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN), ranks=2,
+        strike=ctrl_c_twice,
+    ),
     *code("sys.exit(0) in a rank", "exit", failed("crash", "called sys.exit(0)")),
     *code(
         "os._exit(0) in a rank", "exit_at_once", failed("crash", "exit status 0", unkept=UNWRITTEN)
