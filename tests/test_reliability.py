@@ -11,23 +11,13 @@ import psutil
 import pytest
 
 from benchmarks.reliability import command
-from benchmarks.reliability.__main__ import NEED_ROOT, RANKS
 from benchmarks.reliability.command import Command
-from benchmarks.reliability.damages import (
-    DAMAGES,
-    PAIRS,
-    Damage,
-    Pair,
-    damage_try,
-    pair_try,
-    sound_sweep,
-)
 from benchmarks.reliability.faults import FINE, SWEEPS, Fault
 from benchmarks.reliability.looking import finished, lost
 from benchmarks.reliability.page import line, plain, unexpected
-from benchmarks.reliability.tries import Seen, sweep_try
+from benchmarks.reliability.tries import sweep_try
 
-# Those that no other test has. `make test` runs them; the whole table is slow.
+# Those that no other test has. The whole table: python -m benchmarks.reliability
 QUICK = (
     ("exception in a hook of backward", 2),
     ("exception in a loader worker", 1),
@@ -40,33 +30,9 @@ def fault_of(name: str, ranks: int) -> Fault:
     return found
 
 
-def tried(fault: Fault | Damage | Pair) -> Seen:
-    """One try."""
-    if isinstance(fault, Fault):
-        if fault.around in NEED_ROOT and os.geteuid() != 0:
-            pytest.skip("needs root, for a disk of its own")
-        return sweep_try(fault, 0, resume=False)
-    if isinstance(fault, Pair):
-        return pair_try(fault, 1)
-    with sound_sweep() as sound:
-        return damage_try(fault, 0, sound())
-
-
 @pytest.mark.parametrize(("name", "ranks"), QUICK)
 def test_a_fault_ends_as_it_has_to_and_nothing_is_lost_or_left(name: str, ranks: int) -> None:
-    seen = tried(fault_of(name, ranks))
-    assert seen.wrong == ()
-    assert (seen.lost, seen.orphans) == (0, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [*SWEEPS, *DAMAGES, *PAIRS],
-    ids=lambda each: f"{each.name}, {RANKS[getattr(each, 'ranks', 1)]}",
-)
-def test_every_fault_of_the_table(fault: Fault | Damage | Pair) -> None:
-    seen = tried(fault)
+    seen = sweep_try(fault_of(name, ranks), 0, resume=False)
     assert seen.wrong == ()
     assert (seen.lost, seen.orphans) == (0, 0)
 
