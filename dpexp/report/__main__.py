@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpexp import console
+
 DESCRIPTION = """\
 Write the report of a sweep again, from the results in its folder alone: report.md, summary.csv,
 sweep.json and the TensorBoard run "scaling". Several sweeps and single runs make one report, in a
@@ -26,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="where to write; the folder itself if there is only one")  # fmt: skip
     given = parser.parse_args(arguments)
+    console.open_closed_streams()
     folders = list(dict.fromkeys(folder.resolve() for folder in given.folders))
     if given.out is None and len(folders) > 1:
         parser.error("several folders make a report of their own: where to? --out DIR")
