@@ -193,11 +193,12 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
     """What Hydra or OmegaConf refused, as one paragraph."""
     text = str(error)
     if isinstance(error, OverrideParseException):
-        key, _, value = error.override.partition("=")
-        fix = f"quote what is text twice: '{key}=\"…\"'" if value else "key=value; see --help"
-        why = text.partition("\n")[0]
-        told = "" if why.startswith("Lexer") else f": {why}"  # it says nothing but the override
-        return ConfigError(key, value or NO_VALUE, f"cannot be read as an override{told}", fix=fix)
+        own, _, typed = error.override.partition("=")
+        # Its other lines repeat the override.
+        known = [each for each in text.splitlines() if not each.startswith(("Error", "Lexer", " "))]
+        problem = ": ".join(["cannot be read as an override", *known[:1]])
+        fix = f"quote what is text twice: '{own}=\"…\"'" if typed else "key=value; see --help"
+        return ConfigError(own, typed or NO_VALUE, problem, fix=fix)
     choice = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if choice is not None:
         group = choice[1]
