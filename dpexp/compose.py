@@ -195,7 +195,8 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
     if isinstance(error, OverrideParseException):
         own, _, typed = error.override.partition("=")
         # Its other lines repeat the override.
-        known = [each for each in text.splitlines() if not each.startswith(("Error", "Lexer", " "))]
+        echo = ("Error", "Lexer", "See", " ")
+        known = [each for each in text.splitlines() if not each.startswith(echo)]
         problem = ": ".join(["cannot be read as an override", *known[:1]])
         fix = f"quote what is text twice: '{own}=\"…\"'" if typed else "key=value; see --help"
         return ConfigError(own, typed or NO_VALUE, problem, fix=fix)
