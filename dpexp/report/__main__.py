@@ -32,10 +32,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folders = list(dict.fromkeys(folder.resolve() for folder in given.folders))
     if given.out is None and len(folders) > 1:
         parser.error("several folders make a report of their own: where to? --out DIR")
+    held = _source_of(given.out, folders)
+    if held is not None:
+        parser.error(
+            f"--out {given.out} is in {held}, whose results are not touched: a folder apart"
+        )
     try:
         return _report(folders, given.out)
     except OSError as problem:
         return _refuse(f"{problem.filename or ''}: {problem.strerror or problem}".lstrip(": "))
+
+
+def _source_of(out: Path | None, folders: Sequence[Path]) -> Path | None:
+    """The folder of results that a report would be written into; its own report may be."""
+    if out is None or folders == [out.resolve()]:
+        return None
+    where = out.resolve()
+    return next((each for each in folders if each in (where, *where.parents)), None)
 
 
 def _report(folders: Sequence[Path], out: Path | None) -> int:
