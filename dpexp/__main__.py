@@ -140,7 +140,7 @@ def _run(arguments: list[str], outer: env.OuterLauncher | None) -> None:
         console.refuse(compose.explain_os(error), cause=error)
     except StopAtOnceError:
         raise
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt):  # of the first kind only what nobody thought of
         _finish_sweep()
         raise
 

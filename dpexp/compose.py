@@ -18,7 +18,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from dpexp import env, repeating, searching
@@ -154,11 +154,15 @@ def cell_name(strategy: str, num_devices: Any, device: str) -> str:
 def refuse_bad_choices(arguments: list[str]) -> None:
     """Refuse ``group=null``, ``group=3`` and ``~group``: Hydra has only a traceback for them.
 
+    It also has nothing else for what is no text, such as a file's name in another encoding.
+
     Raises:
-        ConfigError: a config group would be left without a choice.
+        ConfigError: a config group would be left without a choice, or an override is no text.
     """
     for argument in arguments:
         key, _, value = argument.partition("=")
+        if not _is_text(argument):
+            raise ConfigError(key, value, "is not UTF-8", fix="a name in UTF-8, such as a link's")
         if argument.startswith("="):
             raise ConfigError(
                 argument, NO_VALUE, "an override needs a key", fix="key=value; see --help"
@@ -177,9 +181,25 @@ def refuse_bad_choices(arguments: list[str]) -> None:
         )
 
 
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def explain(error: Exception, arguments: list[str]) -> ConfigError:
     """What Hydra or OmegaConf refused, as one paragraph."""
     text = str(error)
+    if isinstance(error, OverrideParseException):
+        own, _, typed = error.override.partition("=")
+        # Its other lines repeat the override.
+        echo = ("Error", "Lexer", "See", " ")
+        known = [each for each in text.splitlines() if not each.startswith(echo)]
+        problem = ": ".join(["cannot be read as an override", *known[:1]])
+        fix = f"quote what is text twice: '{own}=\"…\"'" if typed else "key=value; see --help"
+        return ConfigError(own, typed or NO_VALUE, problem, fix=fix)
     choice = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if choice is not None:
         group = choice[1]

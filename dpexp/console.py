@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import sys
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 
 from dpexp import env, server
 from dpexp.errors import ConfigError
+from dpexp.files import UNENCODABLE
 from dpexp.records import RunResult
 
 ANSWER_S = 1.0
@@ -18,7 +20,10 @@ LONG = 2000  # characters of a message that go to the console
 
 
 def open_closed_streams() -> None:
-    """Give stdin, stdout and stderr a place where there is none (`>&-`, a daemon)."""
+    """Give stdin, stdout and stderr a place where there is none (`>&-`, a daemon).
+
+    And let what the terminal's encoding does not have be written as stderr does it already.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             handle = os.open(os.devnull, os.O_RDWR)
@@ -26,6 +31,8 @@ def open_closed_streams() -> None:
                 os.dup2(handle, number)
                 os.close(handle)
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=UNENCODABLE)
 
 
 def leave() -> NoReturn:

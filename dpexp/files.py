@@ -6,6 +6,9 @@ import os
 import tempfile
 from pathlib import Path
 
+# What stands for half of a UTF-16 pair, which no encoding has; an error's text may hold one.
+UNENCODABLE = "backslashreplace"
+
 
 def write_whole(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees the old file or the new one, never a part.
@@ -15,7 +18,7 @@ def write_whole(path: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors=UNENCODABLE) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -34,7 +37,7 @@ def claim(path: Path, text: str) -> bool:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors=UNENCODABLE) as file:
             file.write(text)
         temporary.chmod(0o644)
         try:

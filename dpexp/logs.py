@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import final
 
+from dpexp.files import UNENCODABLE
+
 LOG_NAME = "dpexp.log"
 _FORMAT = "[%(asctime)s][%(where)s][%(name)s][%(levelname)s] %(message)s"
 
@@ -37,7 +39,7 @@ def open_log(folder: Path, where: str, console_level: int) -> list[logging.Handl
     Returns:
         The handlers, for :func:`close_log`.
     """
-    file = logging.FileHandler(folder / LOG_NAME, encoding="utf-8")
+    file = logging.FileHandler(folder / LOG_NAME, encoding="utf-8", errors=UNENCODABLE)
     file.setLevel(logging.INFO)
     file.setFormatter(logging.Formatter(_FORMAT))
     console = logging.StreamHandler(sys.stderr)
@@ -61,7 +63,7 @@ def append(folder: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with (folder / LOG_NAME).open("a", encoding="utf-8") as file:
+    with (folder / LOG_NAME).open("a", encoding="utf-8", errors=UNENCODABLE) as file:
         file.write(f"[launcher] {text.rstrip()}\n")
 
 

@@ -32,9 +32,10 @@ def publish(folder: Path, user_dir: Path, names: list[str]) -> list[str]:
         stdin=subprocess.DEVNULL,  # a tracker that asks for a key must not wait for an answer
         stdout=subprocess.PIPE,
         text=True,
+        errors="replace",
         check=False,
     )
-    told = {each["sink"]: each["failure"] for each in map(json.loads, ended.stdout.splitlines())}
+    told = _outcomes(ended.stdout)
     if ended.returncode == -signal.SIGALRM:
         silent = f"all sinks together took more than {LIMIT_S} s"
     else:
@@ -46,3 +47,15 @@ def publish(folder: Path, user_dir: Path, names: list[str]) -> list[str]:
         for name, reason in failures.items()
         if reason is not None
     ]
+
+
+def _outcomes(text: str) -> dict[str, str | None]:
+    """By sink why it failed, of the lines that tell it: a sink may have written others there."""
+    told = {}
+    for line in text.splitlines():
+        try:
+            each = json.loads(line)
+            told[str(each["sink"])] = each["failure"] and str(each["failure"])
+        except (ValueError, TypeError, LookupError):
+            continue
+    return told

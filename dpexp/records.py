@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 
 from dpexp.files import write_whole
 from dpexp.identity import config_hash, strict_json
+from dpexp.soundness import fault
 
 SCHEMA = 1
 # The parts that add up to a step, in the order in which they happen.
@@ -232,18 +233,23 @@ def read_run(path: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not whole, or no JSON: {error}") from error
     schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(schema, int) or "status" not in data:
+    if not isinstance(schema, int) or isinstance(schema, bool) or "status" not in data:
         raise ValueError(f"{path} is not a dpexp result")
     if schema > SCHEMA:
         raise LaterSchemaError(f"{path} has schema {schema}; this dpexp reads up to {SCHEMA}")
-    lacking = [name for name in _needed() if name not in data]
+    lacking = [name for name in _needed() if data.get(name) is None]
     if lacking:
         raise ValueError(f"{path} is not a dpexp result: it has no {', '.join(lacking)}")
     if not isinstance(data["config"], dict) or not isinstance(data["environment"], dict):
         raise ValueError(f"{path} is not a dpexp result: config and environment have no keys")
+    if data["status"] not in STATUSES:
+        raise ValueError(f"{path} is not a dpexp result: its status is {data['status']!r}")
+    wrong = fault(data)
+    if wrong is not None:
+        raise ValueError(f"{path} is not a dpexp result: {wrong}")
     return {**_unknown(), **data}
 
 

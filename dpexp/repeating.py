@@ -122,6 +122,7 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
     """The overrides of each cell: every combination of choices, the last key varying fastest.
 
     Raises:
+        ConfigError: a choice has no value, so that there is no cell.
         HydraException: a choice is not a list of values but an interval.
     """
     choices: dict[str, list[str]] = {}
@@ -131,6 +132,9 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
             if not override.is_discrete_sweep():
                 raise HydraException(f"{override.input_line}: is not a list of values")
             choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            if not choices[key]:
+                typed = str(override.input_line).partition("=")[2]
+                raise ConfigError(key, typed, "gives no value, so there is no cell", fix="a list")
         else:
             choices[key] = [str(override.input_line)]
     return [list(combination) for combination in itertools.product(*choices.values())]

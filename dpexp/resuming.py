@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,12 @@ def without_own(overrides: Sequence[str]) -> list[str]:
     return [override for override in overrides if _key(override) not in OF_THE_SWEEP]
 
 
-def in_first_order(folder: str, typed: Sequence[str], first: Sequence[str]) -> list[str]:
+def in_first_order(
+    folder: str,
+    typed: Sequence[str],
+    first: Sequence[str],
+    meaning: Callable[[str], str] = str,
+) -> list[str]:
     """What is typed now, in the order in which it was typed at the sweep's first start.
 
     The order of keys decides which job has which number.
@@ -100,6 +105,7 @@ def in_first_order(folder: str, typed: Sequence[str], first: Sequence[str]) -> l
     Args:
         typed: overrides of the sweep, without `resume` and `rerun`.
         first: those of the first start.
+        meaning: what is compared of an override: quotes and spaces are no difference.
 
     Raises:
         ConfigError: they are not the same. Not compared are time limits, and what is Hydra's own
@@ -110,7 +116,8 @@ def in_first_order(folder: str, typed: Sequence[str], first: Sequence[str]) -> l
     lines = [
         f"{sign} {line}"
         for key in keys
-        if old.get(key) != new.get(key) and _compared(key, [*old.get(key, ()), *new.get(key, ())])
+        if [*map(meaning, old.get(key, ()))] != [*map(meaning, new.get(key, ()))]
+        and _compared(key, [*old.get(key, ()), *new.get(key, ())])
         for sign, side in (("-", old), ("+", new))
         for line in side.get(key, ())
     ]

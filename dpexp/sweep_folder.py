@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from dpexp.cell import announce
 from dpexp.config import OF_THE_SWEEP
@@ -56,14 +61,26 @@ def as_first_typed(folder: Path, typed: Sequence[str], hydra: Sequence[str] = ()
     if first is None:
         return list(typed)
     in_first_order(str(folder), hydra, first[1])
-    return in_first_order(str(folder), typed, first[0])
+    return in_first_order(str(folder), typed, first[0], meaning)
+
+
+def meaning(override: str) -> str:
+    """An override without what makes no difference: ``x=[1, 'a']`` and ``x=[1,"a"]`` are one."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:  # refused where it is composed
+        return override
+    value: Any = parsed.value()
+    if isinstance(value, ChoiceSweep):
+        value = value.shuffle, [Override._convert_value(each) for each in value.list]
+    return f"{parsed.type} {parsed.get_key_element()} {value!r}"
 
 
 def first_overrides(folder: Path) -> tuple[list[str], list[str]] | None:
     """The overrides of a sweep's first start: of the cells, and Hydra's own.
 
     With the choices of a preset (``hydra.sweeper.params``) before those that were typed. None if
-    the record is missing or cut off, then each cell's own config must do.
+    the record is missing, cut off or no record, then each cell's own config must do.
     """
     try:
         text = (folder / RECORD).read_text(encoding="utf-8")
@@ -71,10 +88,13 @@ def first_overrides(folder: Path) -> tuple[list[str], list[str]] | None:
         return None
     if not text.endswith(RECORD_END):
         return None
-    hydra: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)["hydra"]  # type: ignore[index,call-overload]
-    params = (hydra.get("sweeper") or {}).get("params") or {}
-    preset = [f"{key}={value}" for key, value in params.items()]
-    return [*preset, *hydra["overrides"]["task"]], list(hydra["overrides"].get("hydra") or [])
+    try:
+        hydra: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)["hydra"]  # type: ignore[index,call-overload]
+        params = (hydra.get("sweeper") or {}).get("params") or {}
+        preset = [f"{key}={value}" for key, value in params.items()]
+        return [*preset, *hydra["overrides"]["task"]], list(hydra["overrides"].get("hydra") or [])
+    except (YAMLError, OmegaConfBaseException, LookupError, TypeError, AttributeError):
+        return None  # somebody has changed it
 
 
 def found_cells(folder: Path) -> dict[int, Found]:
@@ -89,6 +109,18 @@ def found_cells(folder: Path) -> dict[int, Found]:
         if number is not None and path.is_dir():
             cells[int(number[1])] = Found(path.name, _result(path))
     return cells
+
+
+def _in_place(folder: Path, planned: Sequence[Planned]) -> dict[int, Found]:
+    """What lies where the cells will be, also if it is no folder.
+
+    It counts more than what else begins with a cell's number, such as a copy of the cell.
+    """
+    return {
+        cell.number: Found(cell.folder, _result(folder / cell.folder))
+        for cell in planned
+        if os.path.lexists(folder / cell.folder)
+    }
 
 
 def _result(folder: Path) -> dict[str, Any] | None:
@@ -112,7 +144,7 @@ def left_to_run(folder: Path, planned: Sequence[Planned], rerun: Rerun | None) -
         ConfigError: see :func:`dpexp.resuming.to_run`; nothing is moved then.
     """
     _wait_for_orphans(folder)
-    found = found_cells(folder)
+    found = found_cells(folder) | _in_place(folder, planned)
     numbers = to_run(str(folder), planned, found, rerun)
     _tidy(folder)
     for number in numbers:
@@ -136,7 +168,8 @@ def _put_aside(folder: Path, cell: Found) -> None:
     There it is no cell for the report. Its event file gets another name, so that it is no run for
     TensorBoard: ``events.out.earlier.*``, which becomes one again with ``tfevents`` in its place.
     """
-    if (cell.result or {}).get("status") == "skipped":  # nothing was run
+    linked = (folder / cell.folder).is_symlink()
+    if not linked and (cell.result or {}).get("status") == "skipped":  # nothing was run
         shutil.rmtree(folder / cell.folder)
         return
     kept = folder / EARLIER

@@ -28,6 +28,11 @@ def test_an_existing_file_is_replaced(tmp_path: Path) -> None:
     assert file.read_text() == "new"
 
 
+def test_half_of_a_utf16_pair_is_written_as_its_number(tmp_path: Path) -> None:
+    write_whole(tmp_path / "report.md", "\ud83d")
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == "\\ud83d"
+
+
 def test_the_old_file_is_still_there_when_writing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

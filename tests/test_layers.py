@@ -31,6 +31,7 @@ LAYERS: dict[int, list[str]] = {
         "files",
         "identity",
         "provenance",
+        "soundness",
         "rates",
         "records",
         "stats",

@@ -19,6 +19,7 @@ from realruns import Runs
 
 import dpexp
 from dpexp.errors import ConfigError
+from dpexp.publishing import _outcomes
 from dpexp.records import read_run
 
 DIARY = ("+sinks.diary._target_=usersinks.Diary", "+sinks.diary.title=mine")
@@ -160,3 +161,8 @@ def test_a_run_that_is_interrupted_is_handed_over_as_such(tmp_path: Path) -> Non
     entry = json.loads((tmp_path / "run/diary.json").read_text(encoding="utf-8"))
     assert (entry["status"], entry["error"]["kind"]) == ("interrupted", "interrupted")
     assert entry["steps"][0] == 0
+
+
+def test_what_a_sink_writes_among_the_outcomes_is_no_outcome() -> None:
+    lines = ('{"sink": "a", "failure": null}', "junk", "[1]", "{}", '{"sink": "b", "failure": "x"}')
+    assert _outcomes("\n".join(lines)) == {"a": None, "b": "x"}

@@ -56,6 +56,12 @@ def test_an_interval_has_no_cells() -> None:
         cells_of("a=interval(1,2)")
 
 
+def test_a_choice_without_values_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        cells_of("a=1,2", "+c=range(0,0)")
+    assert (caught.value.key, caught.value.value) == ("+c", "range(0,0)")
+
+
 def test_hydra_accepts_the_sweeper_under_its_name() -> None:
     register()
     register()

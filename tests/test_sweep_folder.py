@@ -142,6 +142,36 @@ def test_the_record_has_the_overrides_without_resume(tmp_path: Path) -> None:
     assert as_first_typed(folder, ["b=3", "a=1,2"], ["hydra.sweep.dir=x"]) == ["a=1,2", "b=3"]
 
 
+@pytest.mark.parametrize(
+    ("first", "now", "same"),
+    [
+        ('+x="a b",c', "+x='a b',c", True),
+        ("x=[1, 'a']", 'x=[1,"a"]', True),
+        ("x=choice(1,2)", "x=1,2", True),
+        ("x=1", "x='1'", False),
+        ("x=1,2", "x='1',2", False),
+        ("x=1,2", "x=2,1", False),
+        ("x=1,2", "x=shuffle(1,2)", False),
+        ("x=1", "++x=1", False),
+    ],
+)
+def test_overrides_are_the_same_whatever_their_quotes_and_spaces(
+    tmp_path: Path, first: str, now: str, same: bool
+) -> None:
+    folder = sweep_folder(tmp_path / "s", task=(first,))
+    if same:
+        assert as_first_typed(folder, [now]) == [now]
+    else:
+        with pytest.raises(ConfigError, match="started with other overrides"):
+            as_first_typed(folder, [now])
+
+
+@pytest.mark.parametrize("text", ["hydra: [", "hydra: {}", "a: 1", "- 1", "hydra: 3"])
+def test_a_record_that_somebody_has_changed_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "multirun.yaml").write_text(f"{text}\n# the end\n")
+    assert first_overrides(tmp_path) is None
+
+
 @pytest.mark.parametrize("length", [None, 0, 30, -1])
 def test_a_record_that_is_missing_or_cut_off_says_nothing(
     tmp_path: Path, length: int | None
@@ -186,6 +216,20 @@ def test_what_is_kept_overwrites_nothing(tmp_path: Path) -> None:
         cell(tmp_path, "0_c", "failed")
         assert left_to_run(tmp_path, planned(1), None) == [0]
     assert {path.name for path in (tmp_path / "earlier").iterdir()} == {"0_c-1", "0_c-2"}
+
+
+def test_what_is_in_the_place_of_a_cell_is_put_aside_whatever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "0_c").write_text("a file")
+    (tmp_path / "1_c").symlink_to("1_c")
+    elsewhere = cell(tmp_path, "skipped_before", "skipped")
+    (tmp_path / "2_c").symlink_to(elsewhere)
+    cell(tmp_path, "3_c", "failed")
+    cell(tmp_path, "3_copy", "ok")  # the user's own: no cell, since there is one
+    assert left_to_run(tmp_path, planned(4), None) == [0, 1, 2, 3]
+    assert {path.name for path in tmp_path.iterdir()} == {"3_copy", "earlier", "skipped_before"}
+    kept = {path.name for path in (tmp_path / "earlier").iterdir()}
+    assert kept == {"0_c-1", "1_c-1", "2_c-1", "3_c-1"}
+    assert (elsewhere / "run.json").exists()
 
 
 def test_a_refusal_moves_nothing(tmp_path: Path) -> None:

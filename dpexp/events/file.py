@@ -17,6 +17,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from dpexp.files import UNENCODABLE
+
 PATTERN = "events.out.tfevents.*"
 _HEADER = struct.Struct("<QI")  # of a record: its length and that length's checksum
 _CHECKSUM_BYTES = 4
@@ -61,7 +63,8 @@ class EventFile:
     def text(self, tag: str, markdown: str) -> None:
         """A page of the Text tab."""
         metadata = create_summary_metadata(display_name=None, description=None)
-        self.add(Summary(value=[string_value(f"{tag}/text_summary", markdown.encode(), metadata)]))
+        content = markdown.encode(errors=UNENCODABLE)
+        self.add(Summary(value=[string_value(f"{tag}/text_summary", content, metadata)]))
 
     def image(self, tag: str, png: bytes) -> None:
         """A picture of the Images tab, of a PNG file's bytes."""

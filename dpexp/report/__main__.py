@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpexp import console
+
 DESCRIPTION = """\
 Write the report of a sweep again, from the results in its folder alone: report.md, summary.csv,
 sweep.json and the TensorBoard run "scaling". Several sweeps and single runs make one report, in a
@@ -26,13 +28,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="where to write; the folder itself if there is only one")  # fmt: skip
     given = parser.parse_args(arguments)
+    console.open_closed_streams()
     folders = list(dict.fromkeys(folder.resolve() for folder in given.folders))
     if given.out is None and len(folders) > 1:
         parser.error("several folders make a report of their own: where to? --out DIR")
+    held = _source_of(given.out, folders)
+    if held is not None:
+        parser.error(
+            f"--out {given.out} is in {held}, whose results are not touched: a folder apart"
+        )
     try:
         return _report(folders, given.out)
     except OSError as problem:
         return _refuse(f"{problem.filename or ''}: {problem.strerror or problem}".lstrip(": "))
+
+
+def _source_of(out: Path | None, folders: Sequence[Path]) -> Path | None:
+    """The folder of results that a report would be written into; its own report may be."""
+    if out is None or folders == [out.resolve()]:
+        return None
+    where = out.resolve()
+    return next((each for each in folders if each in (where, *where.parents)), None)
 
 
 def _report(folders: Sequence[Path], out: Path | None) -> int:

@@ -52,7 +52,12 @@ def settings_of(runs: dict[str, Run]) -> dict[str, str]:
         name: ",".join(f"{key}={row[key]}" for key in varying if key in row)
         for name, row in flat.items()
     }
-    short = {name: re.sub(r"[^A-Za-z0-9=.,_-]+", "-", text)[:120] for name, text in texts.items()}
+    short: dict[str, str] = {}
+    for name, text in texts.items():
+        plain = re.sub(r"[^A-Za-z0-9=.,_-]+", "-", text)[:120]
+        # Two settings that differ in what was replaced or cut off stay two.
+        alike = sum(each.partition("~")[0] == plain for each in short.values())
+        short[name] = f"{plain}~{alike + 1}" if alike else plain
     return {name: short[key] for name, key in group.items()}
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from dpexp.records import STATUSES, read_run
+from dpexp.records import read_run
 from dpexp.report.cells import Run
 
 Value = TypeVar("Value")
@@ -30,20 +30,6 @@ _KEPT = {
     "uncertainty": ("relative_standard_error",),
     "machine": ("warnings",),
 }
-_TYPES: dict[str, tuple[type, ...]] = {
-    "label": (str,),
-    "parallel": (str,),
-    "config": (dict,),
-    "num_devices": (int, type(None)),
-    "ranks": (list, type(None)),
-    "notes": (list, type(None)),
-    "injected": (list, type(None)),
-    **dict.fromkeys(
-        ("environment", "error", "batch", "steps", "timing", "throughput", "memory", "metric",
-         "uncertainty", "comm", "stragglers", "parity", "machine"),
-        (dict, type(None)),
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,17 +86,17 @@ def _source(
 ) -> Source:
     single = (folder / "run.json").exists()
     found = [folder] if single else list(_cells(folder))
-    runs = {cell: _slim(_checked(run), shared) for cell, run in unwritten.items()}
+    runs = {cell: _slim(run, shared) for cell, run in unwritten.items()}
     unreadable = {}
     for cell in found:
         own = cell.absolute().name
         if own in runs:
             continue
         try:
-            runs[own] = _slim(_checked(read_run(cell / "run.json")), shared)
+            runs[own] = _slim(read_run(cell / "run.json"), shared)
         except FileNotFoundError:
             unreadable[own] = "there is no run.json: the run did not come to its end"
-        except (OSError, ValueError, TypeError, RecursionError) as problem:
+        except (OSError, ValueError) as problem:
             unreadable[own] = f"run.json cannot be read: {_told(problem)}"
     command = _command(folder, single, overrides)
     return Source(folder, name, single, command, _in_order(runs), _in_order(unreadable))
@@ -127,20 +113,6 @@ def _cells(folder: Path) -> Iterator[Path]:
             continue
         if (path / "run.json").exists() or any((path / trace).exists() for trace in _TRACES):
             yield path
-
-
-def _checked(run: Run) -> Run:
-    """`run`, whose parts are of the types that they should have.
-
-    Raises:
-        ValueError: they are not.
-    """
-    if run["status"] not in STATUSES:
-        raise ValueError(f"its status is {run['status']!r}")
-    for key, types in _TYPES.items():
-        if not isinstance(run.get(key), types):
-            raise ValueError(f"its {key} is {type(run.get(key)).__name__}")
-    return run
 
 
 def _slim(run: Run, shared: dict[str, Any]) -> Run:

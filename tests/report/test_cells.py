@@ -62,3 +62,11 @@ def test_the_repeat_is_neither_a_setting_nor_parts_a_group() -> None:
     assert settings_of(runs) == {"0": "batch_size=8", "1": "batch_size=16"}
     assert group_of(run(repeat=0)) == group_of(run("ddp", 2, repeat=3))
     assert group_of(run(batch_size=8)) != group_of(run(batch_size=16))
+
+
+def test_settings_that_differ_only_in_what_a_file_name_lacks_stay_apart() -> None:
+    paths = ["a b", "a/b", "é" * 9, "y" * 300, "y" * 301]
+    runs = {str(number): run(path=path) for number, path in enumerate(paths)}
+    short = "path=" + "y" * 115
+    names = ["path=a-b", "path=a-b~2", "path=-", short, f"{short}~2"]
+    assert list(settings_of(runs).values()) == names

@@ -68,7 +68,7 @@ def test_what_cannot_be_read_is_told_and_the_others_are_reported(tmp_path: Path)
     assert {each.status for each in found.failures} == {"unreadable"}
     why = {each.folder.partition("_")[0]: each.message for each in found.failures}
     assert list(why) == [str(number) for number in range(2, 14)]
-    assert "schema 99" in why["5"] and "its timing is int" in why["6"]
+    assert "schema 99" in why["5"] and "timing is 5, not a set of keys" in why["6"]
     assert "'fine'" in why["7"] and "the run did not come to its end" in why["11"]
     assert found.status == "failed"
     assert "12 results cannot be read" in found.answers

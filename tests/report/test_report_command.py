@@ -107,6 +107,18 @@ def test_several_folders_need_a_place_for_their_report(
     assert "--out DIR" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("out", ["sweep", "sweep/0_none_n1", "sweep/new"])
+def test_a_report_of_several_is_not_written_into_one_of_them(
+    tmp_path: Path, sweep: Path, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = written(tmp_path / "other", at("none", 1, 100.0))
+    before = sorted(sweep.rglob("*"))
+    with pytest.raises(SystemExit, match="2"):
+        main([str(sweep), str(other), "--out", str(tmp_path / out)])
+    assert f"is in {sweep}, whose results are not touched" in capsys.readouterr().err
+    assert sorted(sweep.rglob("*")) == before
+
+
 def test_where_there_is_nothing_to_report_it_says_why_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
