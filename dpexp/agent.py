@@ -16,7 +16,7 @@ import torch.distributed
 from torch.distributed.elastic.agent.server.api import RunResult as AgentResult
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
@@ -59,6 +59,26 @@ class _Loopback(StaticTCPRendezvous):
 
 
 @final
+class _OwnStreams(LogsSpecs):
+    """No files: ranks write to the streams of this process (rank.Stdio).
+
+    torch's own specs for that have two threads a rank follow /dev/null, which look ten times a
+    second: the end of each run would wait for them.
+    """
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        for variables in envs.values():
+            variables["TORCHELASTIC_ERROR_FILE"] = ""
+        streams = dict.fromkeys(envs, "")
+        errors = dict.fromkeys(envs, os.devnull)
+        return LogsDest(stdouts=streams, stderrs=dict(streams), error_files=errors)
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull
+
+
+@final
 class Agent(LocalElasticAgent):
     """The elastic agent, which also notices a rank that left with exit status 0, or that hangs.
 
@@ -78,7 +98,7 @@ class Agent(LocalElasticAgent):
         )
         super().__init__(
             spec,
-            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+            logs_specs=_OwnStreams(),
             start_method=server.method(),
             shutdown_timeout=SHUTDOWN_S,
         )
@@ -99,7 +119,7 @@ class Agent(LocalElasticAgent):
                         child.kill()
 
     def close(self) -> None:
-        """After :meth:`kill`: end what the library still keeps, threads that follow logs."""
+        """After :meth:`kill`: end what the library still keeps."""
         self._shutdown(signal.SIGKILL, timeout=SHUTDOWN_S)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
