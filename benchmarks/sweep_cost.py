@@ -10,7 +10,7 @@ is shown beside it: it says more on a machine that is busy.
 
 from __future__ import annotations
 
-import functools
+import gc
 import json
 import statistics
 import subprocess
@@ -142,25 +142,31 @@ def _parts(spent: dict[str, float]) -> dict[str, float]:
 
 def inner(cells: int) -> None:
     """A sweep of so many cells in this process; prints its figures."""
+    gc.disable()
     from hydra.core.plugins import Plugins
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
     import dpexp.__main__ as command
+    import dpexp.launch
+    import dpexp.report.build
     from dpexp import job_config, sweep
     from dpexp.composing import SweepLoader
     from dpexp.records import RunResult
 
+    # Imports take too long to be part of a difference. A sweep's first cell makes them, and keeps
+    # them from garbage collections in the same way.
+    gc.freeze()
+    gc.enable()
     clock = Clock()
     name = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
     launcher: Any = Plugins.instance().class_name_to_class[name]
     clock.wrap(SweepLoader, "load_sweep_config", "compose")
     clock.wrap(job_config, "_save", "files")
     clock.wrap(launcher.launch.__globals__, "run_job", "job")
+    clock.wrap(dpexp.launch, "launch", "launch")
+    clock.watch_ranks(MultiprocessContext)
     clock.wrap(RunResult, "write", "result")
     clock.wrap(sweep, "finish", "report")
-    # Not before the sweep itself imports torch: garbage collection would be slower until then.
-    begin = functools.cache(functools.partial(_watch_launches, clock))
-    run_job = command.run_job
-    command.run_job = lambda composed: begin() or run_job(composed)
     clock.wrap(command, "run_job", "task")
     seeds = ",".join(str(seed) for seed in range(cells))
     sys.argv[1:] = ["-m", *TYPED, f"seed={seeds}"]
@@ -168,15 +174,6 @@ def inner(cells: int) -> None:
     command.main()
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     print("\n" + json.dumps(clock.figures(wall_s, cpu_s)))
-
-
-def _watch_launches(clock: Clock) -> None:
-    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
-
-    import dpexp.launch
-
-    clock.wrap(dpexp.launch, "launch", "launch")
-    clock.watch_ranks(MultiprocessContext)
 
 
 def measure(cells: int) -> dict[str, dict[str, float]]:
