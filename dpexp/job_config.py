@@ -13,7 +13,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 
-# A key that is longer may be written in another form by libyaml.
+# A key that is longer, or empty, may be written in another form by libyaml.
 _LONGEST_KEY = 100
 
 
@@ -55,9 +55,9 @@ def quick_files() -> Iterator[None]:
         hydra.core.utils._save_config = original
 
 
-def _save(config: Any, filename: str, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / filename).write_text(to_yaml(config), encoding="utf-8")
+def _save(cfg: DictConfig, filename: str, output_dir: Path) -> None:
+    output_dir.mkdir(parents=True, exist_ok=True)
+    (output_dir / filename).write_text(to_yaml(cfg), encoding="utf-8")
 
 
 def to_yaml(config: Any) -> str:
@@ -72,7 +72,7 @@ def to_yaml(config: Any) -> str:
     text: str = yaml.dump(
         plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_dumper()
     )
-    alike = text.isascii() and '"' not in text and _longest_key(plain) <= _LONGEST_KEY
+    alike = text.isascii() and '"' not in text and _has_usual_keys(plain)
     return text if alike else OmegaConf.to_yaml(config)
 
 
@@ -81,7 +81,8 @@ def _dumper() -> Any:
     return type("_QuickDumper", (yaml.CDumper,), own)
 
 
-def _longest_key(plain: Any) -> int:
+def _has_usual_keys(plain: Any) -> bool:
     if isinstance(plain, dict):
-        return max((max(len(str(key)), _longest_key(each)) for key, each in plain.items()), default=0)
-    return max(map(_longest_key, plain), default=0) if isinstance(plain, list) else 0
+        usual = all(0 < len(str(key)) <= _LONGEST_KEY for key in plain)
+        return usual and all(map(_has_usual_keys, plain.values()))
+    return all(map(_has_usual_keys, plain)) if isinstance(plain, list) else True

@@ -104,7 +104,9 @@ class RepeatingSweeper(Sweeper):
         # A launcher numbers the jobs it is given from the first one on: no gaps within a call.
         for group in contiguous(numbers, self._most):
             with quick_files():
-                done = self.launcher.launch([jobs[each] for each in group], initial_job_idx=group[0])
+                done = self.launcher.launch(
+                    [jobs[each] for each in group], initial_job_idx=group[0]
+                )
             for job in done:
                 _ = job.return_value  # raises what the job raised
             returns.append(done)
