@@ -1,14 +1,16 @@
 """What a further cell of a sweep costs besides its processes: under 30 ms.
 
-Own cost: wall time of the command without that in which rank processes live, which is from the
-request to the fork server to the end of the last rank. Measured in the process of the sweep, which
-wraps the functions that are named in the table; the cost of one cell is the difference between a
-sweep of 21 and one of 1, divided by 20. The CPU time of the parent is shown beside it: it says more
-on a machine that is busy.
+Own cost: wall time of the command without that of the rank's process, which is from the request to
+the fork server until its result can be read, and from when it is told that this was read to its
+end. What the agent needs to notice the result lies between the two, and is own cost. Measured in
+the process of the sweep, which wraps the functions that are named in the table; the cost of one
+cell is the difference between a sweep of 21 and one of 1, divided by 20. The CPU time of the parent
+is shown beside it: it says more on a machine that is busy.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import subprocess
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from multiprocessing import connection, forkserver, popen_forkserver
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ WHOSE = {
     "job": "Hydra: copies of the config, log, callbacks",
     "plan": "config, checks, plan, environment, console",
     "launch": "starting the agent, its store, the scratch folder, and their end",
-    "notice": "until the agent sees that the rank has ended (it polls)",
+    "notice": "until the agent sees that the rank has a result",
     "result": "writing run.json",
     "report": "the sweep's report",
     "rest": "the rest",
@@ -48,8 +50,10 @@ class Clock:
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
         self.cpu: dict[str, float] = {}  # of the main thread
-        self.lives: list[tuple[float, float]] = []
-        self.polls: list[float] = []
+        self._asked: list[float] = []  # when each rank's process was asked for
+        self._ready: dict[int, float] = {}  # by rank: when its result could be read
+        self._ended: dict[int, float] = {}
+        self._read: list[float] = []  # when a poll began that found the result
         self._waiting: list[threading.Thread] = []
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
@@ -61,49 +65,58 @@ class Clock:
             try:
                 return inner(*arguments, **keywords)
             finally:
-                now = time.perf_counter()
-                self.spent[name] = self.spent.get(name, 0.0) + now - began
+                self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
                 self.cpu[name] = self.cpu.get(name, 0.0) + time.thread_time() - cpu
-                if name == "poll":
-                    self.polls.append(now)
 
         if isinstance(owner, dict):
             owner[attribute] = timed
         else:
             setattr(owner, attribute, timed)
 
-    def watch_ranks(self) -> None:
-        """Note when each process is asked for and when it ends."""
-        popens: Any = popen_forkserver.Popen
-        connect, launch = forkserver.connect_to_new_process, popens._launch
-        asked: list[float] = []
+    def watch_ranks(self, context: Any) -> None:
+        """Note when each process is asked for, has a result, is told that it was read, and ends.
+
+        Args:
+            context: torch's MultiprocessContext; of one rank, all here have one.
+        """
+        connect, start, poll = forkserver.connect_to_new_process, context._start, context._poll
 
         def connecting(fds: Any) -> Any:
-            asked.append(time.perf_counter())
+            self._asked.append(time.perf_counter())
             return connect(fds)
 
-        def launching(popen: Any, process: Any) -> None:
-            launch(popen, process)
-            # Its pipe is readable again only when the process ends.
-            thread = threading.Thread(target=self._wait, args=(popen.sentinel, asked[-1]))
+        def starting(ranks: Any) -> None:
+            start(ranks)
+            ends = (ranks._ret_vals[0]._reader, ranks._pc.processes[0].sentinel)
+            thread = threading.Thread(target=self._wait, args=(len(self._asked) - 1, *ends))
             thread.start()
             self._waiting.append(thread)
 
-        forkserver.connect_to_new_process = connecting
-        popens._launch = launching
+        def polling(ranks: Any) -> Any:
+            began = time.perf_counter()
+            found = poll(ranks)
+            if found is not None:
+                self._read.append(began)
+            return found
 
-    def _wait(self, sentinel: int, began: float) -> None:
-        connection.wait([sentinel])
-        self.lives.append((began, time.perf_counter()))
+        forkserver.connect_to_new_process = connecting
+        context._start, context._poll = starting, polling
+
+    def _wait(self, number: int, result: Any, sentinel: int) -> None:
+        connection.wait([result, sentinel])
+        self._ready[number] = time.perf_counter()
+        connection.wait([sentinel])  # its pipe is readable when the process ends
+        self._ended[number] = time.perf_counter()
 
     def figures(self, wall_s: float, cpu_s: float) -> dict[str, dict[str, float]]:
         """Seconds of wall time and of CPU time by the names of :data:`WHOSE`, and of the whole."""
         for thread in self._waiting:
             thread.join()
-        life_s = sum(end - began for began, end in self.lives)  # one rank a cell
-        ends = [end for _, end in self.lives]
-        seen = [min((poll for poll in self.polls if poll > end), default=end) for end in ends]
-        notice_s = sum(seen) - sum(ends)
+        life_s = notice_s = 0.0
+        for number, (asked, read) in enumerate(zip(self._asked, self._read, strict=True)):
+            ready = min(self._ready[number], read)  # the thread may be told later than the agent
+            notice_s += read - ready
+            life_s += ready - asked + self._ended[number] - read
         wall, cpu = _parts(self.spent), _parts(self.cpu)
         wall["launch"] -= life_s + notice_s
         wall["notice"], cpu["notice"] = notice_s, 0.0  # CPU time of the polls is in "launch"
@@ -129,29 +142,32 @@ def _parts(spent: dict[str, float]) -> dict[str, float]:
 
 def inner(cells: int) -> None:
     """A sweep of so many cells in this process; prints its figures."""
-    import hydra.core.utils
+    gc.disable()
     from hydra.core.plugins import Plugins
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
     import dpexp.__main__ as command
-    import dpexp.agent
     import dpexp.launch
     import dpexp.report.build
-    from dpexp import sweep
+    from dpexp import job_config, sweep
     from dpexp.composing import SweepLoader
     from dpexp.records import RunResult
 
+    # Imports take too long to be part of a difference. A sweep's first cell makes them, and keeps
+    # them from garbage collections in the same way.
+    gc.freeze()
+    gc.enable()
     clock = Clock()
     name = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
     launcher: Any = Plugins.instance().class_name_to_class[name]
     clock.wrap(SweepLoader, "load_sweep_config", "compose")
-    clock.wrap(hydra.core.utils, "_save_config", "files")
+    clock.wrap(job_config, "_save", "files")
     clock.wrap(launcher.launch.__globals__, "run_job", "job")
-    clock.wrap(command, "run_job", "task")
     clock.wrap(dpexp.launch, "launch", "launch")
-    clock.wrap(dpexp.agent.Agent, "_monitor_workers", "poll")
+    clock.watch_ranks(MultiprocessContext)
     clock.wrap(RunResult, "write", "result")
     clock.wrap(sweep, "finish", "report")
-    clock.watch_ranks()
+    clock.wrap(command, "run_job", "task")
     seeds = ",".join(str(seed) for seed in range(cells))
     sys.argv[1:] = ["-m", *TYPED, f"seed={seeds}"]
     began, cpu = time.perf_counter(), time.process_time()

@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import sys
-import time
 import types
+from multiprocessing import connection
 from typing import Any, final
 
 import psutil
@@ -16,21 +16,19 @@ import torch.distributed
 from torch.distributed.elastic.agent.server.api import RunResult as AgentResult
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from dpexp import rank, server
 from dpexp.stopping import GRACE_S
-from dpexp.timing import now_s
 from dpexp.watchdog import Watchdog
 
 LOOPBACK = "127.0.0.1"
-POLL_S = 0.02
-# A poll takes time from the ranks where they use all cores, so a long run is polled less often:
-# the end of a run is seen within this share of its length, and within so many seconds.
-POLL_SHARE, POLL_LONGEST_S = 0.04, 0.3
+# The end of a rank is seen at once. What does not show itself is looked at so often: that no rank
+# goes on (watchdog.py allows for gaps of 2 s), and that one has waited in vain.
+LOOK_S = 0.3
 # Longer than a rank gives itself to unwind after a signal.
 SHUTDOWN_S = int(GRACE_S) + 2
 
@@ -61,6 +59,26 @@ class _Loopback(StaticTCPRendezvous):
 
 
 @final
+class _OwnStreams(LogsSpecs):
+    """No files: ranks write to the streams of this process (rank.Stdio).
+
+    torch's own specs for that have two threads a rank follow /dev/null, which look ten times a
+    second: the end of each run would wait for them.
+    """
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        for variables in envs.values():
+            variables["TORCHELASTIC_ERROR_FILE"] = ""
+        streams = dict.fromkeys(envs, "")
+        errors = dict.fromkeys(envs, os.devnull)
+        return LogsDest(stdouts=streams, stderrs=dict(streams), error_files=errors)
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull
+
+
+@final
 class Agent(LocalElasticAgent):
     """The elastic agent, which also notices a rank that left with exit status 0, or that hangs.
 
@@ -75,19 +93,18 @@ class Agent(LocalElasticAgent):
             args=(launched,),
             rdzv_handler=_Loopback(LOOPBACK, 0, 0, 1, run_id="dpexp", timeout=60),
             max_restarts=0,
-            monitor_interval=POLL_S,
+            monitor_interval=1e-6,  # it would sleep so long, and more than 0: see _wait
             local_addr=LOOPBACK,
         )
         super().__init__(
             spec,
-            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+            logs_specs=_OwnStreams(),
             start_method=server.method(),
             shutdown_timeout=SHUTDOWN_S,
         )
         self._watchdog = watchdog
         # Exit codes of the ranks that had ended by themselves when a failure was first seen.
         self.exit_codes: dict[int, int] = {}
-        self._began_s = now_s()
 
     def kill(self) -> None:
         """End all ranks and what they have started at once."""
@@ -102,7 +119,7 @@ class Agent(LocalElasticAgent):
                         child.kill()
 
     def close(self) -> None:
-        """After :meth:`kill`: end what the library still keeps, threads that follow logs."""
+        """After :meth:`kill`: end what the library still keeps."""
         self._shutdown(signal.SIGKILL, timeout=SHUTDOWN_S)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -118,8 +135,7 @@ class Agent(LocalElasticAgent):
             sys.modules["__main__"] = hidden
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> AgentResult:
-        elapsed_s = now_s() - self._began_s
-        time.sleep(min(POLL_SHARE * elapsed_s, POLL_LONGEST_S))
+        self._wait()
         codes = {i: p.exitcode for i, p in enumerate(self._processes()) if p.exitcode is not None}
         hung = self._watchdog.hung()
         if hung or self._watchdog.late():
@@ -147,6 +163,16 @@ class Agent(LocalElasticAgent):
         """End all ranks: torch would wait 30 s for one that cannot end by itself."""
         assert self._pcontext is not None
         self._pcontext.close(signal.SIGTERM, SHUTDOWN_S)
+
+    def _wait(self) -> None:
+        """Wait until a rank has a result or has ended, :data:`LOOK_S` at most.
+
+        A rank with a result does not end before that is read. What is ready here is used up by the
+        poll that follows, or the run is over: so this does not return at once again and again.
+        """
+        ends = [process.sentinel for process in self._processes() if process.exitcode is None]
+        results = [queue._reader for queue in getattr(self._pcontext, "_ret_vals", {}).values()]
+        connection.wait([*ends, *results], LOOK_S)
 
     def _processes(self) -> list[Any]:
         context = getattr(self._pcontext, "_pc", None)

@@ -14,6 +14,8 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from dpexp.job_config import make_quick
+
 
 @final
 class SweepLoader(ConfigLoaderImpl):
@@ -66,6 +68,7 @@ class SweepLoader(ConfigLoaderImpl):
         key = (config_name, tuple(lines))
         if key not in self._bases:
             base = super().load_configuration(config_name, lines, RunMode.RUN, from_shell)
+            make_quick(base)
             self._bases[key] = pickle.dumps(base, pickle.HIGHEST_PROTOCOL)
         config: DictConfig = pickle.loads(self._bases[key])
         self._apply_overrides_to_config(values, config)

@@ -23,6 +23,7 @@ from dpexp.careful import careful_launcher
 from dpexp.composing import SweepLoader
 from dpexp.config import OF_THE_SWEEP, plain_or_none, without_hydra
 from dpexp.errors import ConfigError
+from dpexp.job_config import quick_files
 from dpexp.repeats import with_repeats
 from dpexp.resuming import Planned, contiguous, rerun_of, without_own
 from dpexp.sweep_folder import as_first_typed, first_overrides, left_to_run, write_record
@@ -102,7 +103,10 @@ class RepeatingSweeper(Sweeper):
         returns = []
         # A launcher numbers the jobs it is given from the first one on: no gaps within a call.
         for group in contiguous(numbers, self._most):
-            done = self.launcher.launch([jobs[each] for each in group], initial_job_idx=group[0])
+            with quick_files():
+                done = self.launcher.launch(
+                    [jobs[each] for each in group], initial_job_idx=group[0]
+                )
             for job in done:
                 _ = job.return_value  # raises what the job raised
             returns.append(done)

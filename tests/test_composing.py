@@ -75,7 +75,8 @@ def state(node: Any) -> Any:
     elif isinstance(inner, list):
         inner = [state(child) for child in inner]
     meta = node._metadata
-    return (type(node), meta.ref_type, meta.object_type, meta.optional, meta.flags, inner)
+    kind = DictConfig if isinstance(node, DictConfig) else type(node)
+    return (kind, meta.ref_type, meta.object_type, meta.optional, meta.flags, inner)
 
 
 def same(one: DictConfig | str, other: DictConfig | str) -> bool:
