@@ -98,7 +98,7 @@ def played(
 ) -> dict[str, subprocess.CompletedProcess[str]]:
     """Each page from top to bottom, as a reader types it; the tour's pages in one folder."""
     tour = tmp_path_factory.mktemp("tour")
-    folders = {page: tour for page in TOUR} | {OWN: tmp_path_factory.mktemp(OWN.stem)}
+    folders = dict.fromkeys(TOUR, tour) | {OWN: tmp_path_factory.mktemp(OWN.stem)}
     programs = Path(sys.executable).parent
     variables = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "80"}
     ended = {}
