@@ -128,10 +128,9 @@ class Agent(LocalElasticAgent):
         failed = [local for local, code in codes.items() if code != 0]
         if failed and not self.exit_codes:
             self.exit_codes = codes
-            # torch would wait 30 s for a rank that cannot end by itself.
-            assert self._pcontext is not None
-            self._pcontext.close(signal.SIGTERM, SHUTDOWN_S)
+            self._end_soon()
         if hung:
+            self._end_soon()
             return _failure(worker_group, self._watchdog.culprit().rank, 1)
         result: AgentResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.HEALTHY:
@@ -143,6 +142,11 @@ class Agent(LocalElasticAgent):
             first = {local: failure.exitcode for local, failure in result.failures.items()}
             self.exit_codes = {**first, **codes}
         return result
+
+    def _end_soon(self) -> None:
+        """End all ranks: torch would wait 30 s for one that cannot end by itself."""
+        assert self._pcontext is not None
+        self._pcontext.close(signal.SIGTERM, SHUTDOWN_S)
 
     def _processes(self) -> list[Any]:
         context = getattr(self._pcontext, "_pc", None)

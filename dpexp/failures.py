@@ -35,6 +35,7 @@ _LOST = (
     "NCCL communicator was aborted",
 )
 _OWN = Path(dpexp.__file__).parent
+_IN_LOADER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal Traceback")
 _IN_LOSS = " (in the loss"
 # Python's words for a call whose arguments do not fit.
 _CALL = re.compile(r"forward\(\) (got an unexpected keyword|missing \d|takes )")
@@ -141,7 +142,17 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
         return "crash", LOST_PEER, f"rank {rank} lost the connection to another rank"
     if isinstance(error, (ReplicaError, UserCodeError)):
         return "user_error", name, text
+    text = _without_traceback(text, name)
     return "user_error", name, f"{name}: {text}" if text else name
+
+
+def _without_traceback(text: str, name: str) -> str:
+    """The user's own words in what torch makes of an error of a loader process."""
+    if not _IN_LOADER.match(text):
+        return text
+    lines = text.rstrip().splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("  "))
+    return "\n".join(lines[last + 1 :]).removeprefix(f"{name}: ") + " (in a loader process)"
 
 
 def _unwritten(error: OSError) -> str:

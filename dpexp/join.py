@@ -26,7 +26,7 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
 
     def keep(error: ErrorRecord, partial: RankResult | None) -> None:
         if error.phase == "set-up" and error.type in (LATE_PEER, LOST_PEER, "DistNetworkError"):
-            error = replace(error, message=f"{error.message}. {_told_by(outer)}")
+            error = replace(error, message=f"{error.message.rstrip('.')}. {_told_by(outer)}")
         status = "interrupted" if error.kind == "interrupted" else "failed"
         known = [] if partial is None else [partial]
         ended = ended_early(job.plan, job.environment, status, error, known)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from dpexp import env
 from dpexp.errors import ConfigError
 
@@ -38,9 +40,10 @@ def typed(hydra: Any) -> list[str]:
         hydra: the node ``hydra`` of a composed config.
     """
     ways = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
-    own = [str(entry) for entry in hydra.overrides.hydra]
-    chosen = [entry for entry in own if entry.lstrip("+~").startswith(ways)]
-    return [*chosen, *(str(entry) for entry in hydra.overrides.task)]
+    # As typed: to resolve "+dataset.rows=${batch_size}" is up to the cells.
+    own: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
+    chosen = [entry for entry in own["hydra"] if entry.lstrip("+~").startswith(ways)]
+    return [*chosen, *own["task"]]
 
 
 def refuse_launcher(hydra: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 
-PRELOAD = ["dpexp.rank"]
+PRELOAD = ["dpexp.quick_end", "dpexp.rank"]
 # DistributedDataParallel's constructor imports the first, over 800 modules and a second of CPU
 # time; fsdp needs the others.
 PRELOAD_SEVERAL = ["torch._dynamo", "torch.distributed.fsdp", "dpexp.parallel.fsdp"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from browserfixtures import browser, open_page, page, picture  # noqa: F401  # fixtures
 from fakeevents import Event
 
 from dpexp import server

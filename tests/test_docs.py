@@ -33,6 +33,7 @@ PAGES = (
     ROOT / "docs/launchers.md",
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",
+    ROOT / "docs/reliability.md",
     ROOT / "docs/validation.md",
 )
 

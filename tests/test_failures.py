@@ -99,6 +99,20 @@ def test_the_first_step_is_named_by_its_number(step: int, phase: str) -> None:
     assert (record.message, record.step) == (f"ValueError: boom [rank 0, step 0, {phase}]", 0)
 
 
+def test_an_error_of_a_loader_process_is_told_without_its_traceback() -> None:
+    caught = (
+        "Caught OSError in DataLoader worker process 1.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "rows.py", line 7, in __getitem__\n    raise OSError("row 3")\n'
+        "OSError: row 3 cannot be read\nlook at its file\n"
+    )
+    record = record_of(raising(OSError(caught)), step=2, phase="data")
+    words = "OSError: row 3 cannot be read\nlook at its file (in a loader process)"
+    assert record.message == f"{words} [rank 0, step 3, data]"
+    assert record.traceback is not None
+    assert "line 7, in __getitem__" in record.traceback
+
+
 @pytest.mark.parametrize(
     ("error", "message"), [(KeyError("a"), "KeyError: 'a'"), (RuntimeError(), "RuntimeError")]
 )

@@ -118,8 +118,10 @@ def test_the_command_that_repeats_a_sweep_names_launcher_and_sweeper() -> None:
         "hydra.sweep.dir=here",
         "hydra.mode=MULTIRUN",
     ]
-    node = OmegaConf.create({"overrides": {"hydra": own, "task": ["seed=1"]}})
-    assert typed(node) == [*own[:5], "seed=1"]
+    # The second is one of the cells' to resolve.
+    task = ["seed=1,2", "+dataset.rows=${seed}"]
+    node = OmegaConf.create({"overrides": {"hydra": own, "task": task}})
+    assert typed(node) == [*own[:5], *task]
 
 
 def test_ray_gets_a_token_of_its_own_and_what_the_user_set_stays(

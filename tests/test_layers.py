@@ -59,6 +59,7 @@ LAYERS: dict[int, list[str]] = {
         "resuming",
         "help_text",
         "results",
+        "quick_end",
         "server",
         "logs",
         "stopping",

@@ -68,6 +68,15 @@ class Command:
             start_new_session=True,
         )
 
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """End what is left, also when a try is broken off."""
+        self.end()
+        self._out.close()
+        self._err.close()
+
     def wait(self) -> int | None:
         """Its exit status as a shell shows it, None when it does not end."""
         try:

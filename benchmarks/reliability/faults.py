@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks.reliability.scene import (
     Scene,
@@ -105,40 +104,6 @@ class Fault:
         return self.how == "calm" and self.strike is None and not misbehaves
 
 
-@dataclass(frozen=True)
-class Damage:
-    """Damage to a file of a sweep that had ended well.
-
-    Args:
-        name: of the file, as a pattern in the struck cell's folder.
-        keep: the share of its bytes that stay.
-        garbage: put in their place.
-        again: whether the cell has to run again when the sweep is resumed.
-        words: in what the report says.
-    """
-
-    name: str
-    file: str
-    again: bool
-    keep: float = 0.0
-    garbage: bytes = b""
-    words: str = ""
-
-    def do(self, folder: Path) -> None:
-        """To a cell's folder."""
-        (path,) = folder.glob(self.file)
-        whole = path.read_bytes()
-        path.write_bytes(whole[: int(self.keep * len(whole))] + self.garbage)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two sweeps started at the same time, in one folder or each in one of its own."""
-
-    name: str
-    same: bool
-
-
 def code(name: str, how: str, ends: Ends, **more: object) -> tuple[Fault, Fault]:
     """A fault that the user's model makes, under none and on rank 1 of ddp."""
     alone = Fault(name, ends, how=how, **more)  # type: ignore[arg-type]
@@ -202,8 +167,11 @@ SWEEPS = (
         Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN),
         how="stuck", rank=1, ranks=2, strike=ctrl_c_twice,
     ),
-    Fault("SIGINT twice, 0.6 s apart", Ends(130, f"{NONE}|interrupted", goes_on=False), ranks=2,
-        strike=ctrl_c_twice),
+    Fault(
+        "SIGINT twice, 0.6 s apart",
+        Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN), ranks=2,
+        strike=ctrl_c_twice,
+    ),
     *code("sys.exit(0) in a rank", "exit", failed("crash", "called sys.exit(0)")),
     *code(
         "os._exit(0) in a rank", "exit_at_once", failed("crash", "exit status 0", unkept=UNWRITTEN)
@@ -253,7 +221,8 @@ SWEEPS = (
         overrides=(f"watchdog_s={TIME_S}",),
     ),
     *code(
-        "out of memory (process_memory_mib=2000)", "memory", failed("oom", "memory"),
+        "out of memory (process_memory_mib=2000)", "memory",
+        failed("oom", "process_memory_mib=2000", unkept=UNWRITTEN),
         overrides=("process_memory_mib=2000",),
     ),
     Fault("disk full during the steps", NO_ROOM, how="fill", around=small_disk),
@@ -289,15 +258,3 @@ SWEEPS = (
     ),
     Fault("stale Slurm variables", FINE, ranks=2, variables=lambda number: SLURM),
 )  # fmt: skip
-
-DAMAGES = (
-    Damage("garbage in run.json", "run.json", True, garbage=b"\x00\xff{]", words="run.json"),
-    Damage("empty run.json", "run.json", True, words="run.json"),
-    Damage("truncated run.json", "run.json", True, keep=0.5, words="run.json"),
-    Damage("truncated steps CSV", "steps.rank0.csv", False, keep=0.53),
-    Damage("truncated event file", "events.out.tfevents.*", False, keep=0.53),
-)
-PAIRS = (
-    Pair("two sweeps started at once in one folder", same=True),
-    Pair("two sweeps started at once without a folder", same=False),
-)

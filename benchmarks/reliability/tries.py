@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.reliability.command import Command, TookTooLongError
-from benchmarks.reliability.faults import NONE, Damage, Fault, Pair
+from benchmarks.reliability.faults import NONE, Fault
 from benchmarks.reliability.looking import (
     Snapshot,
-    cell_folder,
     finished,
     lost,
     result,
@@ -32,13 +29,12 @@ SWEEP = "disk/sweep"
 # As short as a cell can be, so that a try is: nothing but the steps.
 COMMON = (
     "-m", "task=train", "model=custom", "model._target_=benchmarks.reliability.misbehaving.Model",
-    "+model.cell=0,1,2", "+model.place=.", "dataset.rows=64", "batch_size=4", "shuffle=false",
+    "+model.cell=0,1,2", "+model.place=.", "batch_size=4", "shuffle=false",
     "epochs=null", f"steps={STEPS}", "check.parity=false", "measure.flops=false",
     "measure.calibration_pairs=0",
 )  # fmt: skip
 SPREAD = {1: ("parallel=none",), 2: ("parallel=ddp", "num_devices=2")}
 IN_FOLDER = f"hydra.sweep.dir={SWEEP}"
-APART_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Seen:
 
 
 @contextmanager
-def _scene(number: int) -> Iterator[Scene]:
+def scene_of(number: int) -> Iterator[Scene]:
     with tempfile.TemporaryDirectory(prefix="reliability-") as name:
         (Path(name) / "disk").mkdir()
         yield Scene(Path(name), number)
@@ -79,7 +75,7 @@ def sweep_try(fault: Fault, number: int, *, resume: bool) -> Seen:
     Args:
         resume: also where the sweep goes on without; where it does not it is resumed anyway.
     """
-    with _scene(number) as scene, (fault.around or _nothing)(scene) as variables:
+    with scene_of(number) as scene, (fault.around or _nothing)(scene) as variables:
         return _struck(fault, scene, {**fault.variables(number), **(variables or {})}, resume)
 
 
@@ -96,28 +92,24 @@ def _struck(fault: Fault, scene: Scene, variables: dict[str, str], resume: bool)
         arguments = [*shared, "+model.cell=0", *SPREAD[fault.ranks], *chosen, where]
     if fault.surroundings:
         mark(str(scene.place))  # all the time
-    command = Command("dpexp", arguments, scene.place, variables, background=fault.background)
     before: dict[Path, Snapshot] = {}
     wrong: list[str] = []
-    try:
-        command.wait_until(lambda: scene.struck is not None)
-        before = finished(scene.sweep, STRUCK_CELL)
-        if fault.strike is not None:
-            # After what the model does, if it does something.
-            calm = fault.how == "calm"
-            command.wait_until(
-                lambda: scene.steps() >= STEPS_BEFORE if calm else scene.fault.exists()
-            )
-            fault.strike(scene, command)
-        status = command.wait()
-    except TookTooLongError:
-        status = None
-    if status is None:
-        wrong.append("it did not end")
-        command.end()
-    orphans = command.orphans()
-    (scene.place / "gone").touch()
-    printed = command.printed()
+    with Command(
+        "dpexp", arguments, scene.place, variables, background=fault.background
+    ) as command:
+        try:
+            command.wait_until(lambda: scene.struck is not None)
+            before = finished(scene.sweep, STRUCK_CELL)
+            _strike(fault, scene, command)
+            status = command.wait()
+        except TookTooLongError:
+            status = None
+        if status is None:
+            wrong.append("it did not end")
+            command.end()
+        orphans = command.orphans()
+        (scene.place / "gone").touch()
+        printed = command.printed()
     wrong += _not_as_expected(fault, scene, status, printed)
     if fault.ends.begins and len(before) != STRUCK_CELL:
         wrong.append("the cell before did not end well")
@@ -126,7 +118,7 @@ def _struck(fault: Fault, scene: Scene, variables: dict[str, str], resume: bool)
     if fault.ends.begins and (resume or not fault.ends.goes_on):
         (scene.place / "disk" / "filler").unlink(missing_ok=True)
         before = {**before, **finished(scene.sweep)}
-        resumed, more = _resume(scene, arguments)
+        resumed, more = resumed_well(scene, arguments)
         orphans += more
         gone += lost(before)
         if not resumed:
@@ -136,13 +128,22 @@ def _struck(fault: Fault, scene: Scene, variables: dict[str, str], resume: bool)
     return Seen(ended, end_s, kept, told, gone, orphans, resumed, tuple(wrong))
 
 
-def _resume(scene: Scene, arguments: list[str]) -> tuple[bool, int]:
+def _strike(fault: Fault, scene: Scene, command: Command) -> None:
+    """From outside, after some steps or, if the model does something, after that."""
+    if fault.strike is None:
+        return
+    calm = fault.how == "calm"
+    command.wait_until(lambda: scene.steps() >= STEPS_BEFORE if calm else scene.fault.exists())
+    fault.strike(scene, command)
+
+
+def resumed_well(scene: Scene, arguments: list[str]) -> tuple[bool, int]:
     """Whether the sweep is complete after it; processes left."""
-    command = Command("dpexp", [*arguments, f"resume={SWEEP}"], scene.place, {})
-    status = command.wait()
-    if status is None:
-        command.end()
-    return status == 0 and statuses(scene.sweep) == ["ok"] * CELLS, command.orphans()
+    with Command("dpexp", [*arguments, f"resume={SWEEP}"], scene.place, {}) as command:
+        status = command.wait()
+        if status is None:
+            command.end()
+        return status == 0 and statuses(scene.sweep) == ["ok"] * CELLS, command.orphans()
 
 
 def _not_as_expected(fault: Fault, scene: Scene, status: int | None, printed: str) -> list[str]:
@@ -223,88 +224,3 @@ def told_by(printed: str, words: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     found = [line for line in lines if words and words in line]
     return (found or lines[-1:] or [""])[0]
-
-
-@contextmanager
-def sound_sweep() -> Iterator[Callable[[], Path]]:
-    """A sweep that has ended well, made when it is first asked for."""
-    with tempfile.TemporaryDirectory(prefix="reliability-") as name:
-        place = Path(name)
-
-        def made() -> Path:
-            if not (place / SWEEP).exists():
-                mark(name)
-                command = Command("dpexp", [*COMMON, *SPREAD[1], IN_FOLDER], place, {})
-                if command.wait() != 0:
-                    raise RuntimeError(command.printed())
-            return place / SWEEP
-
-        yield made
-
-
-def damage_try(damage: Damage, number: int, sound: Path) -> Seen:
-    """Damage a file of the struck cell; make the report and resume."""
-    with _scene(number) as scene:
-        mark(str(scene.place))
-        shutil.copytree(sound, scene.sweep)
-        struck = scene.struck
-        assert struck is not None
-        damage.do(struck)
-        before = finished(scene.sweep)
-        report = Command("dpexp.report", [SWEEP], scene.place, {})
-        status, printed = report.wait(), report.printed()
-        rows, events = steps_in_table(struck), steps_in_events(struck)
-        resumed, orphans = _resume(scene, [*COMMON, *SPREAD[1], IN_FOLDER])
-        orphans += report.orphans()
-        gone, cell = lost(before), cell_folder(scene.sweep, STRUCK_CELL)
-        again = steps_in_table(cell) == list(range(STEPS)) and not damage.file.startswith("steps")
-        wrong = [
-            (status != 0, f"exit status {status} of the report"),
-            (damage.words not in printed, f"told: {told_by(printed, '')}"),
-            ("Traceback (most recent" in printed, "a traceback is shown"),
-            (rows != list(range(len(rows))), "steps of the table are not in order"),
-            (events != list(range(len(events))), "steps of the event file are not in order"),
-            (not resumed, f"resumed: {statuses(scene.sweep)}"),
-            (damage.again and not again, "the cell did not run again"),
-            (bool(gone), f"{gone} lost"),
-            (bool(orphans), f"{orphans} orphans"),
-        ]
-        kept = f"{len(rows)} of {STEPS} rows, {len(events)} events"
-        what = "resumed: the cell runs again" if damage.again else "resumed: nothing runs again"
-        told = told_by(printed, damage.words) if damage.words else ""
-        named = tuple(text for is_wrong, text in wrong if is_wrong)
-        return Seen(f"report made; {what}", None, kept, told, gone, orphans, resumed, named)
-
-
-def pair_try(pair: Pair, number: int) -> Seen:
-    """Start two sweeps at once."""
-    with _scene(number) as scene:
-        mark(str(scene.place))
-        arguments = [*COMMON, *SPREAD[1], *([IN_FOLDER] if pair.same else [])]
-        commands = []
-        for _ in range(2):
-            commands.append(Command("dpexp", arguments, scene.place, {}))
-            time.sleep(APART_S * (number % 4))
-        codes = [command.wait() for command in commands]
-        orphans = sum(command.orphans() for command in commands)
-        folders = [scene.sweep] if pair.same else list(scene.place.glob("outputs/sweeps/*/*"))
-        found = [statuses(folder) for folder in folders]
-        expected = ([0, 1], 1) if pair.same else ([0, 0], 2)
-        refused = "".join(
-            command.printed()
-            for command, status in zip(commands, codes, strict=True)
-            if status != 0
-        )
-        words = "hydra.sweep.dir" if pair.same else ""
-        wrong = [
-            (sorted(codes, key=str) != expected[0], f"exit status {codes}"),
-            (found != [["ok"] * CELLS] * expected[1], f"cells: {found}"),
-            (words not in refused, f"told: {told_by(refused, '')}"),
-            ("Traceback (most recent" in refused, "a traceback is shown"),
-            (bool(orphans), f"{orphans} orphans"),
-        ]
-        ended = "one is refused, the other ends well" if pair.same else "both end well"
-        named = tuple(text for is_wrong, text in wrong if is_wrong)
-        told = told_by(refused, words) if pair.same else ""
-        lost_results = expected[1] * CELLS - sum(each.count("ok") for each in found)
-        return Seen(ended, None, "all", told, lost_results, orphans, None, named)

@@ -8,7 +8,7 @@ from dpexp.report.bars import present_parts
 from dpexp.report.capacity import frontier, scope_of, unit_of
 from dpexp.report.figures import EFFICIENCY, Metric, interval, known
 from dpexp.report.findings import Breakdown, MemoryPoint
-from dpexp.report.numbers import ranged, significant
+from dpexp.report.numbers import milliseconds, ranged, significant
 from dpexp.report.scaling import Cell
 from dpexp.report.waterfall import PARTS, Waterfall, shown
 
@@ -42,7 +42,9 @@ def breakdown_text(breakdowns: Sequence[Breakdown]) -> str:
 def waterfall_text(name: str, fall: Waterfall) -> str:
     """From the ideal step to the cell's own."""
     parts = ", ".join(
-        f"{shown(part)} {fall.parts_s[part] * 1e3:+.3g}" for part in PARTS if fall.parts_s[part]
+        f"{shown(part)} {milliseconds(fall.parts_s[part], signed=True)}"
+        for part in PARTS
+        if fall.parts_s[part]
     )
     return (
         f"Milliseconds of a step of {name}: ideal {_ms(fall.ideal_s)}; {parts}; "

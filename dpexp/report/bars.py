@@ -11,6 +11,7 @@ from dpexp.report.colors import BACKGROUND, INK, MUTED, PARTS
 from dpexp.report.figures import WIDTH, compact, new_figure, style
 from dpexp.report.findings import BREAKDOWN_PARTS, Breakdown
 from dpexp.report.markup import shortened
+from dpexp.report.numbers import milliseconds
 from dpexp.report.waterfall import PARTS as LOSSES
 from dpexp.report.waterfall import WAITING, Waterfall, shown
 
@@ -78,21 +79,21 @@ def present_parts(breakdowns: Sequence[Breakdown]) -> list[str]:
 def waterfall_figure(fall: Waterfall) -> Figure:
     """From the ideal step to the cell's own, part by part, in milliseconds.
 
-    All have the decimals that give the step three digits; parts that are 0 then have no bar.
+    Parts that are 0 in the decimals that give the step three digits have no bar.
     """
     decimals = 2 - floor(log10(fall.step_s * 1e3))
     with style():
         parts = [part for part in LOSSES if round(fall.parts_s[part] * 1e3, decimals)]
         names = ["ideal step", *(shown(_SAME.get(part, part)) for part in parts), "mean step"]
         figure, axes = _bars(names, head=0.1)
-        _bar(axes, 0, 0.0, fall.ideal_s, INK.light, ("", decimals))
+        _bar(axes, 0, 0.0, fall.ideal_s, INK.light, signed=False)
         reached = fall.ideal_s
         for row, part in enumerate(parts, start=1):
             shade = _COLORS.get(part, MUTED)
-            _bar(axes, row, reached, fall.parts_s[part], shade.light, ("+", decimals))
+            _bar(axes, row, reached, fall.parts_s[part], shade.light, signed=True)
             axes.vlines(reached, row - 1, row, color=MUTED.light, linewidth=0.8)
             reached += fall.parts_s[part]
-        _bar(axes, len(parts) + 1, 0.0, fall.step_s, INK.light, ("", decimals))
+        _bar(axes, len(parts) + 1, 0.0, fall.step_s, INK.light, signed=False)
         axes.vlines(fall.step_s, len(parts), len(parts) + 1, color=MUTED.light, linewidth=0.8)
         low, high = _range(fall)
         axes.set_xlim(low * 1e3, (high + 0.16 * (high - low)) * 1e3)  # room for the figures
@@ -106,18 +107,11 @@ def _range(fall: Waterfall) -> tuple[float, float]:
     return min(0.0, *sums), max(fall.step_s, *sums)
 
 
-def _bar(
-    axes: Axes, row: int, start_s: float, width_s: float, color: str, form: tuple[str, int]
-) -> None:
-    """A bar with its milliseconds right of it.
-
-    Args:
-        form: "+" to show the sign, and the number of decimals.
-    """
-    sign, decimals = form
+def _bar(axes: Axes, row: int, start_s: float, width_s: float, color: str, *, signed: bool) -> None:
+    """A bar with its milliseconds right of it."""
     axes.barh(row, width_s * 1e3, left=start_s * 1e3, height=0.68, color=color)
     end = max(start_s, start_s + width_s) * 1e3
-    text = f"{round(width_s * 1e3, decimals):{sign}g}"
+    text = milliseconds(width_s, signed=signed)
     axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 

@@ -33,6 +33,13 @@ def ranged(value: float, low: float, high: float, unit: str = "") -> str:
     return f"{_fixed(value, places)}{unit} ({_fixed(low, places)}–{_fixed(high, places)})"
 
 
+def milliseconds(seconds: float, *, signed: bool = False) -> str:
+    """``0.717``, ``1,230``, signed ``+1.53``. What is left of rounding where parts add up is 0."""
+    value = round(seconds * 1e3, 6) + 0.0  # -0.0 is 0
+    form = ",.0f" if abs(value) >= 999.5 else ".3g"
+    return format(value, f"+{form}" if signed else form)
+
+
 def percent(share: float) -> str:
     """``85 %``."""
     return f"{_fixed(share * 100, 0)} %"

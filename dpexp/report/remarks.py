@@ -89,7 +89,7 @@ def _flat(environment: Mapping[str, object]) -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in environment.items():
         if isinstance(value, dict):
-            flat |= {str(k): str(v) for k, v in value.items() if v is not None and v != {}}
+            flat |= {str(k): str(v) for k, v in value.items() if v not in (None, {})}
         else:
             flat[key] = "none" if value is None else str(value)
     return flat

@@ -83,9 +83,9 @@ def test_a_waterfall_leads_from_the_ideal_step_to_the_own_one() -> None:
     assert axes.get_xlim()[1] > 14  # room for the figures beside the bars
 
 
-def test_a_waterfalls_figures_have_the_decimals_of_the_step_and_what_is_0_then_has_no_bar() -> None:
+def test_a_part_that_is_0_in_the_decimals_of_the_step_has_no_bar() -> None:
     parts = {"data": 0.00014, "backward": 0.859, "residual": 7e-15}
     (axes,) = waterfall_figure(make_waterfall(47.9, **parts)).axes
-    assert [text.get_text() for text in axes.texts] == ["47.9", "+0.9", "48.8"]
+    assert [text.get_text() for text in axes.texts] == ["47.9", "+0.859", "48.8"]
     (axes,) = waterfall_figure(make_waterfall(1234.4, data=1000)).axes
-    assert [text.get_text() for text in axes.texts] == ["1230", "+1000", "2230"]
+    assert [text.get_text() for text in axes.texts] == ["1,234", "+1,000", "2,234"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpexp.report.numbers import percent, ranged, significant, times
+from dpexp.report.numbers import milliseconds, percent, ranged, significant, times
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,10 @@ def test_an_interval_rounds_its_figure(value: float, low: float, high: float, te
 
 def test_a_percentage_is_whole() -> None:
     assert [percent(share) for share in (0.8549, -0.001, 1.2)] == ["85 %", "0 %", "120 %"]
+
+
+def test_what_is_left_of_rounding_is_no_milliseconds() -> None:
+    assert milliseconds(-4.34e-19, signed=True) == "+0"
+    assert milliseconds(0.00153, signed=True) == "+1.53"
+    assert milliseconds(-0.000294, signed=True) == "-0.294"
+    assert milliseconds(0.0007168) == "0.717"

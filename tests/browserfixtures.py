@@ -11,11 +11,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from PIL import Image
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_MS = 30_000
@@ -24,13 +25,15 @@ WAIT_MS = 20_000
 MAX_PICTURE_BYTES = 200_000
 SIZE = {"width": 1280, "height": 800}
 
-OpenPage = Callable[..., Page]
-Picture = Callable[[str, Page | Locator], None]
+OpenPage = Callable[..., "Page"]
+Picture = Callable[[str, "Page | Locator"], None]
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Chromium with a home folder of its own, which finds no host but this one."""
+    from playwright.sync_api import sync_playwright
+
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} is on the PATH")
@@ -81,6 +84,8 @@ def picture(request: pytest.FixtureRequest) -> Picture:
     def save(name: str, shown: Page | Locator) -> None:
         if folder is None:
             return
+        from PIL import Image
+
         image = Image.open(io.BytesIO(shown.screenshot()))
         path = Path(folder) / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
