@@ -58,7 +58,7 @@ MADE_BY_TOOLS = {
 }
 
 # All commands run in the setup of the first test.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)

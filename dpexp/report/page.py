@@ -104,9 +104,10 @@ def _printable(value: Any) -> Any:
 
 
 def _unbroken(sentence: str) -> Markup:
-    """The sentence, escaped; an interval in it, as ``(1.9–2.1)``, stays on one line."""
+    """The sentence, escaped; ``(1.9–2.1)`` and ``85 %`` in it stay on one line each."""
     escaped = str(escape(visible(sentence)))
-    return Markup(re.sub(r"\([\d.,]+–[\d.,]+\)", r'<span class="whole">\g<0></span>', escaped))
+    figures = r"\([\d.,]+–[\d.,]+\)|[\d.,]+ %"
+    return Markup(re.sub(figures, r'<span class="whole">\g<0></span>', escaped))
 
 
 def _tone(status: str) -> str:

@@ -81,11 +81,11 @@ def test_the_answer_comes_first_and_every_section_follows_in_order(page: Element
     assert "python -m dpexp -m a=1,2" in in_section(page, "again").text()
 
 
-def test_an_interval_stays_on_one_line_and_the_rest_of_the_answer_is_escaped() -> None:
+def test_a_figure_stays_on_one_line_and_the_rest_of_the_answer_is_escaped() -> None:
     told = "a <b> on 2: 1.7× (1.5–1.9), 85 % (see a–b)"
     answer, *_ = parsed(replace(FULL, answers=(told,))).all("p")
     assert answer.text() == told
-    assert [each.text() for each in answer.all("span")] == ["(1.5–1.9)"]
+    assert [each.text() for each in answer.all("span")] == ["(1.5–1.9)", "85 %"]
 
 
 def test_the_waterfall_is_of_a_cell_with_more_devices_than_its_baseline() -> None:
