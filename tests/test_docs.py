@@ -241,6 +241,13 @@ def test_files_and_links_of_a_page_exist(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
     broken = [link for link in links if not (page.parent / link).exists()]
     assert not broken, f"broken links: {broken}"
+    to_sections = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text)
+    astray = [
+        f"{name}#{section}"
+        for name, section in to_sections
+        if section not in _sections(page.parent / name if name else page)
+    ]
+    assert not astray, f"links to sections that are not there: {astray}"
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     named = re.findall(r"`([\w./-]+(?:\.(?:py|md|yaml|toml|txt|png)|/))`", prose)
     homes = (ROOT, ROOT / "dpexp", ROOT / "tests")
@@ -250,6 +257,13 @@ def test_files_and_links_of_a_page_exist(page: Path) -> None:
         if not name.startswith("outputs/") and not any((home / name).exists() for home in homes)
     }
     assert not lost, f"no such file: {lost}"
+
+
+def _sections(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page in links to them."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
