@@ -37,6 +37,7 @@ from dpexp.records import ErrorRecord, RunResult, read_run
 from dpexp.stopping import ECHO_S, GRACE_S, Stop, answer_with
 
 POLL_S = 0.05
+TIDY_S = 1.0
 
 
 class _Stop(BaseException):
@@ -192,6 +193,8 @@ class CarefulLauncher(Launcher):
             if not self._unfinished() or not any(cell.is_running() for cell in cells):
                 break
             time.sleep(POLL_S)
+        # A cell that is done removes what its fork server has on disk, then ends it.
+        psutil.wait_procs([each for each in self._seen if _serves(each, cells)], timeout=TIDY_S)
         raise _Stop
 
     def _processes(self) -> list[psutil.Process]:
@@ -206,6 +209,14 @@ class CarefulLauncher(Launcher):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(found, timeout=GRACE_S)
+
+
+def _serves(process: psutil.Process, cells: Sequence[psutil.Process]) -> bool:
+    """Whether it is a cell's own child, but for those that end by themselves."""
+    try:
+        return process.parent() in cells and not _ends_by_itself(process)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _leads_a_group(process: psutil.Process) -> bool:

@@ -40,7 +40,7 @@ def leave_quietly(signum: int, _frame: Any) -> NoReturn:
 
     An exception would not do: imports are under way, and some of them swallow it.
     """
-    server.stop()
+    server.stop_for_good()
     os._exit(128 + signum)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, final
 
 import psutil
 
-from dpexp import env
+from dpexp import env, server
 from dpexp.stopping import GRACE_S
 
 POLL_S = 0.5
@@ -67,6 +67,7 @@ def end(signum: int, *, alone: bool) -> NoReturn:
             processes ends by itself, a launcher takes it for broken and kills the others, which
             may still be writing.
     """
+    server.stop_for_good()
     if not alone:
         _wait(PATIENCE_S)
     os._exit(128 + signum)

@@ -10,10 +10,11 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 
 PRELOAD = ["dpexp.quick_end", "dpexp.rank"]
 # DistributedDataParallel's constructor imports the first, over 800 modules and a second of CPU
@@ -77,3 +78,11 @@ def stop() -> None:
         os.kill(pid, signal.SIGTERM)
     with contextlib.suppress(FileNotFoundError):  # joblib's processes remove its socket first
         forkserver._forkserver._stop()  # type: ignore[attr-defined]  # closes its pipe and waits
+
+
+def stop_for_good() -> None:
+    """End the server and remove its socket's folder, which `os._exit` would leave behind."""
+    if server_pid() is not None:
+        # First the folder: careful.py takes the server's end for the sign that all is tidy.
+        shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
+        stop()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 from urllib.parse import unquote, urlsplit
@@ -35,9 +38,10 @@ class MlflowSink(Sink):
         database = _database_file(tracking_uri)
         if database is not None:  # else MLflow would try for half a minute to open it
             database.parent.mkdir(parents=True, exist_ok=True)
-        self._client = self._mlflow.MlflowClient(tracking_uri)
-        self._experiment_id = self._experiment(experiment, database)
-        self._parent_id = None if run.sweep is None else self._parent(run.sweep)
+        with one_at_a_time(database and database.parent):
+            self._client = self._mlflow.MlflowClient(tracking_uri)
+            self._experiment_id = self._experiment(experiment, database)
+            self._parent_id = None if run.sweep is None else self._parent(run.sweep)
         nested = {} if self._parent_id is None else {"mlflow.parentRunId": self._parent_id}
         made = self._client.create_run(
             self._experiment_id,
@@ -128,6 +132,23 @@ class MlflowSink(Sink):
             ]
         if batch:
             self._client.log_batch(self._id, metrics=batch)
+
+
+@contextmanager
+def one_at_a_time(folder: Path | None) -> Iterator[None]:
+    """Let cells that end at the same time open a database in this folder one after the other.
+
+    MLflow makes the tables of a new one, and two that do so break it for one of them.
+    """
+    if folder is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)  # the lock is on the folder: no file of its own is left
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _database_file(tracking_uri: str | None) -> Path | None:

@@ -16,8 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Cli
+from conftest import TESTS, Cli
 from omegaconf import OmegaConf
+
+from dpexp.stopping import ECHO_S
 
 TOLD = ("model=custom", "model._target_=userlaunched.Told")
 JOBLIB = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
@@ -71,30 +73,86 @@ def test_joblib_runs_cells_side_by_side_with_folders_report_and_status_as_ever(
     assert "Traceback" not in ended.stderr
 
 
+class Stopped:
+    """A sweep under joblib that was given signals when its first two cells had begun.
+
+    Its cells wait for a file "go".
+    """
+
+    def __init__(self, here: Path) -> None:
+        self.sweep, self.scratch = here / "sweep", here / "scratch"
+        self.typed = ("-m", *TOLD, "+model.how=wait", "parallel=ddp", "num_devices=1,2",
+                      "repeats=2", f"hydra.sweep.dir={self.sweep}")  # fmt: skip
+        self.scratch.mkdir()
+        self._shared = {path.name for path in Path("/dev/shm").glob("*loky*")}
+        with (here / "out").open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dpexp", *self.typed, *JOBLIB],
+                cwd=here, stdout=out, stderr=out, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(TESTS), "TMPDIR": str(self.scratch)},
+            )  # fmt: skip
+        deadline = time.monotonic() + 90
+        while len(list(self.sweep.glob("*/steps.rank0.csv"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self._others = psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self) -> int:
+        """The exit status, when no process and no shared memory is left."""
+        status = self.process.wait(timeout=60)
+        assert psutil.wait_procs(self._others, timeout=30)[1] == []
+        deadline = time.monotonic() + 10
+        while self._left() and time.monotonic() < deadline:
+            time.sleep(0.1)  # loky's tracker is not a child of the sweep any more
+        assert self._left() == []
+        return status
+
+    def _left(self) -> list[str]:
+        found = [path.name for path in Path("/dev/shm").glob(f"*loky-{self.process.pid}-*")]
+        return [name for name in found if name not in self._shared]
+
+
 @needs("hydra_joblib_launcher")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_to_the_sweep_ends_joblibs_cells_which_keep_what_they_have(
-    tmp_path: Path, signum: signal.Signals
+def test_a_sweep_that_ctrl_c_stopped_under_joblib_goes_on_under_another_launcher(
+    cli: Cli, tmp_path: Path
 ) -> None:
-    sweep = tmp_path / "sweep"
-    endless = ("epochs=null", "steps=1000000", "parallel=ddp", "num_devices=1,2,1")
-    command = [sys.executable, "-m", "dpexp", "-m", *JOBLIB, *endless, f"hydra.sweep.dir={sweep}"]
-    with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=out, stderr=out, start_new_session=True
-        )
-    deadline = time.monotonic() + 90
-    while len(list(sweep.glob("*/steps.rank0.csv"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    others = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signum)  # as a terminal does
-    status = process.wait(timeout=60)
-    _, alive = psutil.wait_procs(others, timeout=30)
-    assert alive == []
-    assert statuses(sweep) == {"0_ddp_n1": "interrupted", "1_ddp_n2": "interrupted"}
-    if signum == signal.SIGINT:
-        assert status == 130
-        assert "interrupted" in (sweep / "report.md").read_text()
+    stopped = Stopped(tmp_path)
+    os.killpg(stopped.process.pid, signal.SIGINT)  # as a terminal does
+    assert stopped.end() == 130
+    first = statuses(stopped.sweep)
+    assert list(first.values()) == ["interrupted"] * 2
+    assert "interrupted" in (stopped.sweep / "report.md").read_text()
+    assert list(stopped.scratch.glob("pymp-*")) == []  # sockets of the cells' fork servers
+    assert list(stopped.scratch.glob("dpexp-*")) == []
+
+    (tmp_path / "go").touch()
+    ended = cli(*stopped.typed, "resume=last")
+    assert ended.returncode == 0, ended.stderr
+    assert "0 of 4 cells stay as they are, 4 run" in ended.stderr
+    assert list(statuses(stopped.sweep).values()) == ["ok"] * 4
+    assert {path.name for path in (stopped.sweep / "earlier").iterdir()} == {
+        f"{name}-1" for name in first
+    }
+    assert WARNING not in str([run["notes"] for run in results(stopped.sweep).values()])
+    sweep = json.loads((stopped.sweep / "sweep.json").read_text())
+    assert [(cell["status"], cell["repeats"]) for cell in sweep["cells"]] == [("ok", 2)] * 2
+
+
+@needs("hydra_joblib_launcher")
+def test_a_sweep_that_is_killed_takes_joblibs_cells_with_it(tmp_path: Path) -> None:
+    stopped = Stopped(tmp_path)
+    stopped.process.kill()  # and not its group: loky's tracker removes what is left
+    assert stopped.end() == -signal.SIGKILL
+    assert list(statuses(stopped.sweep).values()) == ["interrupted"] * 2
+
+
+@needs("hydra_joblib_launcher")
+def test_a_second_ctrl_c_ends_a_sweep_under_joblib_at_once(tmp_path: Path) -> None:
+    stopped = Stopped(tmp_path)
+    os.killpg(stopped.process.pid, signal.SIGINT)
+    time.sleep(2 * ECHO_S)
+    if stopped.process.poll() is None:
+        os.killpg(stopped.process.pid, signal.SIGINT)
+    assert stopped.end() == 130
 
 
 @needs("hydra_submitit_launcher")
@@ -138,35 +196,46 @@ def test_ray_runs_cells_and_leaves_nothing_in_the_home_folder(
 
 
 @needs("hydra_optuna_sweeper")
-def test_optuna_finds_the_most_samples_and_a_refused_cell_is_a_pruned_trial(
+def test_optuna_finds_the_most_samples_and_a_cell_that_is_refused_or_fails_is_a_pruned_trial(
     cli: Cli, tmp_path: Path
 ) -> None:
     ended = cli(
-        "-m", "hydra/sweeper=optuna", "hydra/sweeper/sampler=grid",
+        "-m", "hydra/sweeper=optuna", "hydra/sweeper/sampler=random",
+        "hydra.sweeper.sampler.seed=6", "hydra.sweeper.n_trials=4",
         "hydra.sweeper.direction=maximize", "hydra.sweeper.storage=sqlite:///study.db",
-        "hydra.sweeper.study_name=study", "batch_size=choice(0,10,50)", "hydra.sweep.dir=sweep",
+        "hydra.sweeper.study_name=study", *TOLD, "+model.how=choice(work,raise)",
+        "batch_size=choice(0,10)", "parallel.bucket_cap_mb=interval(1.0,25.0)",
+        "loader.workers=range(0,2)", "parallel=ddp", "num_devices=1", "hydra.sweep.dir=sweep",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as study:
-        rows = study.execute(
-            "SELECT param_value, state, value FROM trials JOIN trial_params USING (trial_id)"
-            " LEFT JOIN trial_values USING (trial_id)"
+        trials = study.execute(
+            "SELECT number, state, value FROM trials LEFT JOIN trial_values USING (trial_id)"
         ).fetchall()
-    found = {(0, 10, 50)[int(index)]: (state, value) for index, state, value in rows}
-    assert {size: state for size, (state, _) in found.items()} == {
-        0: "PRUNED",
-        10: "COMPLETE",
-        50: "COMPLETE",
+    runs = results(tmp_path / "sweep")
+    told = {
+        name: ("COMPLETE", run["throughput"]["samples_per_s"])
+        if run["config"]["batch_size"] == 10 and run["config"]["model"]["how"] == "work"
+        else ("PRUNED", None)
+        for name, run in runs.items()
     }
-    rates = {
-        run["config"]["batch_size"]: (run["throughput"] or {}).get("samples_per_s")
-        for run in results(tmp_path / "sweep").values()
-    }
-    assert {size: value for size, (_, value) in found.items()} == rates
-    best = max((10, 50), key=lambda size: rates[size])
+    assert {f"{number}_ddp_n1": (state, value) for number, state, value in trials} == told
+    errors = [run["error"]["kind"] for run in runs.values() if run["error"] is not None]
+    assert sorted(errors) == ["config", "user_error"]  # of four trials, by the seed
+    best = max(
+        (run for run in runs.values() if run["status"] == "ok"),
+        key=lambda run: run["throughput"]["samples_per_s"],
+    )
+    rate, config = best["throughput"]["samples_per_s"], best["config"]
     saved = OmegaConf.load(tmp_path / "sweep/optimization_results.yaml")
-    assert (saved.best_params, saved.best_value) == ({"batch_size": best}, rates[best])
-    assert f"of 3 trials (1 pruned): {rates[best]:,.0f} in trial" in ended.stdout
+    assert saved.best_value == rate
+    assert saved.best_params == {
+        "+model.how": "work",
+        "batch_size": 10,
+        "parallel.bucket_cap_mb": config["parallel"]["bucket_cap_mb"],
+        "loader.workers": config["loader"]["workers"],
+    }
+    assert f"of 4 trials (2 pruned): {rate:,.0f} in trial" in ended.stdout
     assert (tmp_path / "sweep/report.md").exists()
 
 

@@ -9,6 +9,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from library import library
 
 from dpexp import env
+from dpexp.sinks.mlflow import one_at_a_time
 
 TESTS = Path(__file__).parent.parent
 QUIET = {"DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "WANDB_ERROR_REPORTING"}
@@ -191,6 +193,24 @@ def items(entries: Any) -> dict[str, Any]:
     return {
         entry.key or ".".join(entry.nested_key): json.loads(entry.value_json) for entry in entries
     }
+
+
+def test_two_cells_open_a_new_database_one_after_the_other(tmp_path: Path) -> None:
+    # A lock belongs to an open folder, so two threads stand for two processes.
+    turns: list[str] = []
+
+    def second() -> None:
+        with one_at_a_time(tmp_path):
+            turns.append("second")
+
+    thread = threading.Thread(target=second)
+    with one_at_a_time(tmp_path):
+        thread.start()
+        thread.join(0.3)
+        turns.append("first")
+    thread.join(10)
+    assert turns == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_wandb_has_config_steps_summary_and_files_of_a_run(done: Done) -> None:
