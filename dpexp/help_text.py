@@ -37,7 +37,8 @@ def help_text(experiments: Sequence[str]) -> str:
     lines += ["", "== Options of the strategy ==", "", *_nested_lines("parallel")]
     lines += ["", "== This config ==  (with the overrides given)", "", "$CONFIG", ""]
     lines += [
-        "Print the config only: --cfg job. Hydra's flags: --hydra-help. Tab completion: README.",
+        "Print the config only: --cfg job. Hydra's flags: --hydra-help.",
+        "Tab completion, and what the words mean: docs/reference.md.",
         "",
     ]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import floor, log10
 from typing import TYPE_CHECKING
 
 from dpexp.report.colors import BACKGROUND, INK, MUTED, PARTS
@@ -76,9 +77,13 @@ def present_parts(breakdowns: Sequence[Breakdown]) -> list[str]:
 
 
 def waterfall_figure(fall: Waterfall) -> Figure:
-    """From the ideal step to the cell's own, part by part, in milliseconds."""
+    """From the ideal step to the cell's own, part by part, in milliseconds.
+
+    Parts that are 0 in the decimals that give the step three digits have no bar.
+    """
+    decimals = 2 - floor(log10(fall.step_s * 1e3))
     with style():
-        parts = [part for part in LOSSES if fall.parts_s[part]]
+        parts = [part for part in LOSSES if round(fall.parts_s[part] * 1e3, decimals)]
         names = ["ideal step", *(shown(_SAME.get(part, part)) for part in parts), "mean step"]
         figure, axes = _bars(names, head=0.1)
         _bar(axes, 0, 0.0, fall.ideal_s, INK.light, signed=False)

@@ -34,9 +34,10 @@ def ranged(value: float, low: float, high: float, unit: str = "") -> str:
 
 
 def milliseconds(seconds: float, *, signed: bool = False) -> str:
-    """``0.717``, signed ``+1.53``. What is left of rounding where parts add up is 0."""
+    """``0.717``, ``1,230``, signed ``+1.53``. What is left of rounding where parts add up is 0."""
     value = round(seconds * 1e3, 6) + 0.0  # -0.0 is 0
-    return f"{value:+.3g}" if signed else f"{value:.3g}"
+    form = ",.0f" if abs(value) >= 999.5 else ".3g"
+    return format(value, f"+{form}" if signed else form)
 
 
 def percent(share: float) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from dpexp.report.colors import variables
 from dpexp.report.content import PARITY_HEADER, Content
@@ -57,6 +59,7 @@ def html_page(content: Content) -> str:
         undefined=StrictUndefined,
     )
     environment.globals |= {"tone": _tone, "mark": _mark}
+    environment.filters["unbroken"] = _unbroken
     return without_addresses(environment.get_template("report.html.j2").render(_view(content)))
 
 
@@ -98,6 +101,13 @@ def _printable(value: Any) -> Any:
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return visible(value)
     return value
+
+
+def _unbroken(sentence: str) -> Markup:
+    """The sentence, escaped; ``(1.9–2.1)`` and ``85 %`` in it stay on one line each."""
+    escaped = str(escape(visible(sentence)))
+    figures = r"\([\d.,]+–[\d.,]+\)|[\d.,]+ %"
+    return Markup(re.sub(figures, r'<span class="whole">\g<0></span>', escaped))
 
 
 def _tone(status: str) -> str:

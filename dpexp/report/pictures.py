@@ -82,8 +82,8 @@ def breakdown_pictures(content: Content) -> list[Picture]:
             _picture(
                 "waterfall",
                 f"From the ideal step to that of {shortened(best.folder, 40)}",
-                "Of the cell with the highest speed-up: what each part costs more than under ideal "
-                f"scaling of {best.baseline}.",
+                "Of the cell that scales best: what each part costs more than under ideal scaling "
+                f"of {best.baseline}. Parts that round to 0 are left out.",
                 partial(words.waterfall_text, best.folder, fall),
                 partial(waterfall_figure, fall),
             )
@@ -102,19 +102,24 @@ def shown_breakdowns(content: Content) -> list[Breakdown]:
 def best_cell(cells: Sequence[Cell]) -> Cell | None:
     """The cell with the highest speed-up that can be believed.
 
-    One on emulated devices, or above what is possible, comes only where there is no other.
+    One on emulated devices, above what is possible, or on no more devices than its baseline comes
+    only where there is no other.
     """
+    bases = {cell.folder: cell for cell in cells}
     compared = [
         cell
         for cell in cells
         if cell.waterfall is not None and cell.speedup is not None and cell.folder != cell.baseline
     ]
-    return max(compared, key=_trust, default=None)
+    return max(
+        compared, key=lambda cell: _trust(cell, bases.get(cell.baseline or "")), default=None
+    )
 
 
-def _trust(cell: Cell) -> tuple[float, ...]:
+def _trust(cell: Cell, base: Cell | None) -> tuple[float, ...]:
     possible = (cell.efficiency or 0.0) <= SUSPECT
-    return (not cell.emulated, possible, cell.verdict == FASTER, cell.speedup or 0.0)
+    more = base is None or (cell.num_devices or 0) > (base.num_devices or 0)
+    return (not cell.emulated, possible, more, cell.verdict == FASTER, cell.speedup or 0.0)
 
 
 def memory_pictures(content: Content) -> list[Picture]:

@@ -91,7 +91,7 @@ def _flat(environment: Mapping[str, object]) -> dict[str, str]:
         if isinstance(value, dict):
             flat |= {str(k): str(v) for k, v in value.items() if v not in (None, {})}
         else:
-            flat[key] = str(value)
+            flat[key] = "none" if value is None else str(value)
     return flat
 
 

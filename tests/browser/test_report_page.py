@@ -21,7 +21,7 @@ from dpexp.report.page import html_page
 
 # With --pictures the sweep is one to be looked at; without, the smallest that fills each section.
 SMALL = ("task=train", "dataset.rows=120", "steps=4", "repeats=2")
-LARGE = ("+experiment=digits", "repeats=3")
+LARGE = ("+experiment=scaling", "steps=60", "repeats=3")
 GRID = ("parallel=none,dp,ddp", "num_devices=1,2")
 
 OpenPage = Callable[..., Page]
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(600)  # the sweep for the pictures takes a minu
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """The page of a sweep over strategies and devices."""
-    folder = tmp_path_factory.mktemp("swept") / "sweep"
+    folder = tmp_path_factory.mktemp("swept") / "strategies"
     size = SMALL if request.config.getoption("--pictures") is None else LARGE
     command = [sys.executable, "-m", "dpexp", "-m", *size, *GRID, f"hydra.sweep.dir={folder}"]
     ended = subprocess.run(

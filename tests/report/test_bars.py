@@ -81,3 +81,11 @@ def test_a_waterfall_leads_from_the_ideal_step_to_the_own_one() -> None:
     assert color(filled(axes)[2]) == PARTS["waiting"].light
     assert [text.get_text() for text in axes.texts] == ["10", "+3", "+1", "-0.5", "13.5"]
     assert axes.get_xlim()[1] > 14  # room for the figures beside the bars
+
+
+def test_a_part_that_is_0_in_the_decimals_of_the_step_has_no_bar() -> None:
+    parts = {"data": 0.00014, "backward": 0.859, "residual": 7e-15}
+    (axes,) = waterfall_figure(make_waterfall(47.9, **parts)).axes
+    assert [text.get_text() for text in axes.texts] == ["47.9", "+0.859", "48.8"]
+    (axes,) = waterfall_figure(make_waterfall(1234.4, data=1000)).axes
+    assert [text.get_text() for text in axes.texts] == ["1,234", "+1,000", "2,234"]

@@ -191,10 +191,11 @@ def test_where_cells_ran_in_different_environments_each_value_names_its_cells(
     tmp_path: Path,
 ) -> None:
     variables = {"OMP_NUM_THREADS": "1", "SLURM_JOB_ID": None}
-    one = {"torch": "2.13", "cores": 4, "variables": variables}
+    code = {"commit": None, "sources": {}}
+    one = {"torch": "2.13", "accelerator": None, "variables": variables, "code": code}
     runs = [at("none", 1, 1.0, environment=one), at("ddp", 2, 1.0, environment=one)]
     assert content(tmp_path / "a", *runs).environment == (
-        ("torch", "2.13"), ("cores", "4"), ("OMP_NUM_THREADS", "1"),
+        ("torch", "2.13"), ("accelerator", "none"), ("OMP_NUM_THREADS", "1"),
     )  # fmt: skip
     other = replace(runs[1], environment={**one, "torch": "2.14"})
     assert content(tmp_path / "b", runs[0], other).environment[0] == (

@@ -81,6 +81,20 @@ def test_the_answer_comes_first_and_every_section_follows_in_order(page: Element
     assert "python -m dpexp -m a=1,2" in in_section(page, "again").text()
 
 
+def test_a_figure_stays_on_one_line_and_the_rest_of_the_answer_is_escaped() -> None:
+    told = "a <b> on 2: 1.7× (1.5–1.9), 85 % (see a–b)"
+    answer, *_ = parsed(replace(FULL, answers=(told,))).all("p")
+    assert answer.text() == told
+    assert [each.text() for each in answer.all("span")] == ["(1.5–1.9)", "85 %"]
+
+
+def test_the_waterfall_is_of_a_cell_with_more_devices_than_its_baseline() -> None:
+    fall = make_waterfall(5, data=2)
+    one, two = make_cell("ddp", 1, 1.1, waterfall=fall), make_cell("ddp", 2, 1.0, waterfall=fall)
+    assert pictures.best_cell([make_cell(), one, two]) == two
+    assert pictures.best_cell([make_cell(), one]) == one
+
+
 def test_headings_are_ordered_and_each_section_says_what_it_shows(page: Element) -> None:
     levels = [int(each.tag[1]) for each in page.all("*") if re.fullmatch("h[1-6]", each.tag)]
     assert levels[0] == 1
