@@ -79,7 +79,7 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, cli: Cli) -> None:
     ]  # fmt: skip
     assert {path.name for path in folder.iterdir()} == {
         "0_none_n1", "1_none_n1", "2_none_n1", "3_none_n1", "earlier", "multirun.yaml",
-        "sweep.json", "summary.csv", "report.md", "scaling",
+        "sweep.json", "summary.csv", "report.md", "report.html", "scaling",
     }  # fmt: skip
     for number in range(4):
         cell = folder / f"{number}_none_n1"

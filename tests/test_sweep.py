@@ -211,7 +211,7 @@ def test_the_command_line_ends_with_the_scaling_table(typed: tuple[Any, Path]) -
         if cell["speedup"] is not None:
             assert f"{times(cell['speedup'])}×" in row
             assert f"{cell['efficiency']:.0%}" in row
-    assert "1_none_n2: skipped: num_devices=2" in ended.stdout
+    assert "1_none_n2: skipped (in plan): num_devices=2" in ended.stdout
     assert f" -m dpexp.board {folder.relative_to(folder.parents[3])}" in ended.stdout
 
 

@@ -123,7 +123,9 @@ def show(
     console, errors = Console(), Console(stderr=True)
     print_report(content, wide(console))
     if written:
-        for line in pointers("report", folder / "report.md", folder if board else None):
+        page = folder / "report.html"
+        path = page if page.exists() else folder / "report.md"
+        for line in pointers("report", path, folder if board else None):
             console.print(escape(line), soft_wrap=True, highlight=False)
     else:
         problems = [f"the report cannot be written to {folder}: {problems[0]}"]

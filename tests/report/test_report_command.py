@@ -51,7 +51,7 @@ def test_it_writes_the_same_files_again_without_torch(sweep: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("ddp on 2 (forward only): 1.50× (one run each: no interval), 75 %")
     assert "2_ddp_n2: failed (oom, rank 1, step 7): no room" in lines
-    assert f"report: {sweep / 'report.md'}" in lines
+    assert f"report: {sweep / 'report.html'}" in lines
     assert lines[-1] == "False"
     assert texts(sweep) == before
     assert len(list((sweep / "scaling").glob("events*"))) == 1
@@ -83,7 +83,7 @@ def test_several_sweeps_and_runs_make_a_report_of_their_own(
     assert main([str(sweep), str(run), str(sweep), str(gone), "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert said.err == f"python -m dpexp.report: {gone}: there is no such folder\n"
-    assert f"report: {out / 'report.md'}" in said.out
+    assert f"report: {out / 'report.html'}" in said.out
     cells = json.loads((out / "sweep.json").read_text(encoding="utf-8"))["cells"]
     assert [cell["folder"] for cell in cells] == [
         "sweep/0_none_n1", "sweep/1_ddp_n2", "sweep/2_ddp_n2", "run",
