@@ -62,7 +62,7 @@ def run_job(composed: DictConfig) -> float | None:
             alone = launchers.target_of(settings) in launchers.ONE_PROCESS_A_CELL
             launched_cell.end(stop.signum, alone=alone)
         raise Stop(stop.signum) from None
-    return None if result is None else (result.throughput or {}).get("samples_per_s")
+    return None if result is None else _figure(result)
 
 
 @contextmanager
@@ -81,6 +81,13 @@ def _imports_kept() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _figure(result: RunResult) -> float | None:
+    """What a search may prefer: no rate of a run that does not compute what one device does."""
+    if (result.parity or {}).get("verdict") == "fail":
+        return None
+    return (result.throughput or {}).get("samples_per_s")
 
 
 def _launchers_notes(settings: Any) -> list[str]:

@@ -173,7 +173,7 @@ def _planned(
         numbers = left_to_run(where, planned, rerun_of(own.rerun))
     if first_overrides(where) is None:
         record = {"hydra": {"overrides": {"task": typed}}}
-        write_record(where, OmegaConf.create(record))
+        write_record(where, OmegaConf.create(record), len(jobs))
     return jobs, set(numbers)
 
 

@@ -86,6 +86,7 @@ def _launched(job: RankJob, user_dir: Path, scratch: Path) -> RunResult:
             "interrupted",
             "Signal",
             str(stop),
+            rank=first.rank,
             step=first.step,
             phase=first.phase,
             during=first.during,

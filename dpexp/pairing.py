@@ -33,12 +33,14 @@ WITHOUT_EFFECT = (
     "measure.calibration_pairs",
     "measure.flops",
     "measure.peak_flops_per_device",
+    "process_memory_mib",
     "parallel.timeout_s",
     "repeat",
     "repeats",
     "save_weights",
     "sinks",
     "trace",
+    "watchdog_s",
 )
 # What makes two figures differ in kind; nobody may ask to look past it.
 IN_KIND = ("device", "emulated", "task")

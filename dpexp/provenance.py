@@ -24,7 +24,9 @@ _FACTS = {
     "host": "host",
     "processor": "processor",
     "devices": "devices",
+    "cores": "cores",
 }
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
 def code_of(config: Mapping[str, Any], user_dir: Path) -> dict[str, Any]:
@@ -154,6 +156,8 @@ def _facts(run: Mapping[str, Any]) -> dict[str, str]:
         for key, told in _FACTS.items()
         if environment.get(key) is not None
     }
+    variables = environment.get("variables") or {}
+    facts |= {name: str(variables.get(name) or "not set") for name in _VARIABLES}
     code = environment.get("code") or {}
     if code.get("git_commit"):
         changed = " and uncommitted changes" if code.get("git_dirty") else ""

@@ -99,7 +99,7 @@ class RepeatingSweeper(Sweeper):
             numbers = list(range(len(jobs)))
         if first_overrides(folder) is None:
             folder.mkdir(parents=True, exist_ok=True)
-            write_record(folder, self.config)
+            write_record(folder, self.config, len(jobs))
         returns = []
         # A launcher numbers the jobs it is given from the first one on: no gaps within a call.
         for group in contiguous(numbers, self._most):

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpexp.careful import careful_launcher
 from dpexp.errors import ConfigError
+from dpexp.files import write_whole
 from dpexp.sweep_folder import write_record
 
 OPTUNA = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
@@ -164,7 +165,7 @@ def _report_best(study: Any, folder: Path, direction: str) -> None:
         return
     best = study.best_trial
     found = {"name": "optuna", "best_params": dict(best.params), "best_value": best.value}
-    OmegaConf.save(OmegaConf.create(found), folder / "optimization_results.yaml")
+    write_whole(folder / "optimization_results.yaml", OmegaConf.to_yaml(OmegaConf.create(found)))
     named = " ".join(f"{key}={value}" for key, value in best.params.items())
     most = "most" if direction == "maximize" else "fewest"
     print(

@@ -24,7 +24,7 @@ from dpexp.files import write_whole
 from dpexp.records import LaterSchemaError, read_run
 from dpexp.resuming import Found, Planned, in_first_order, to_run, without_own
 from dpexp.schema_measuring import Rerun
-from dpexp.sweep_lock import RECORD
+from dpexp.sweep_lock import JOBS, RECORD
 
 RECORD_END = "# the end\n"  # without it the record was cut off, or is not by dpexp
 EARLIER = "earlier"
@@ -34,14 +34,17 @@ _NUMBERED = re.compile(r"(\d+)_")
 _CUT_OFF = re.compile(r"\.(multirun\.yaml|sweep\.json|summary\.csv|report\.(md|html))\.")
 
 
-def write_record(folder: Path, config: DictConfig) -> None:
+def write_record(folder: Path, config: DictConfig, jobs: int | None = None) -> None:
     """Write ``multirun.yaml``, once: at a sweep's first start.
 
     Args:
         config: of the sweep, with at least ``hydra.overrides``; `resume` and `rerun` are left out.
+        jobs: how many runs the sweep has; None = nobody knows yet.
     """
     plain: Any = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     plain.update({key: None for key in OF_THE_SWEEP if key in plain})
+    if jobs is not None:
+        plain[JOBS] = jobs
     overrides = plain["hydra"]["overrides"]
     overrides["task"] = without_own(overrides["task"])
     write_whole(folder / RECORD, OmegaConf.to_yaml(plain) + RECORD_END)

@@ -11,6 +11,7 @@ from dpexp.cell import announce
 from dpexp.errors import ConfigError
 from dpexp.resuming import LAST
 
+JOBS = "dpexp_jobs"  # a key of the record: how many runs the sweep has
 RECORD = "multirun.yaml"
 LOCK = ".lock"
 

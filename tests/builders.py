@@ -22,6 +22,7 @@ from dpexp.config import load
 from dpexp.parallel import Context
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.records import PhaseSummary, RankResult, RunResult, ShapeRecord, StepRecord
+from dpexp.report.answers import best_of
 from dpexp.report.content import Cell, Content
 from dpexp.results import assemble
 from dpexp.schema import NESTED, Config
@@ -204,6 +205,8 @@ def make_content(cells: Sequence[Cell], **changes: Any) -> Content:
     )
     told = {"title": "Sweep x", "answers": ("an answer",), "command": "python -m dpexp -m a=1,2"}
     known = {"cells": tuple(cells), "status": "ok", "shapes_left": 0, "raw_environment": {}}
+    best = best_of(cells, {name: {} for cell in cells for name in cell.folders})
+    known["best"] = None if best is None else best.folder
     return Content(**{**empty, **told, **known, **changes})
 
 

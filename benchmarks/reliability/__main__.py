@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from benchmarks.common import ROOT
 from benchmarks.reliability.damages import DAMAGES, PAIRS, Damage, damage_try, pair_try, sound_sweep
 from benchmarks.reliability.faults import SWEEPS, Fault
@@ -30,6 +32,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="faults whose name has these words")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
+    load = psutil.cpu_percent(1.0) / 100
     results: dict[tuple[str, str], list[Seen]] = {}
     skipped = [
         f"{each.name} ({RANKS[each.ranks]}): needs root"
@@ -62,7 +65,7 @@ def main() -> None:
                     print(f"{number}: {', '.join(key)}: {outcome}", flush=True)
         skipped += [f"{', '.join(key)}: not reached" for key in tries if key not in results]
         if options.write:
-            write_whole(PAGE, page(results, skipped))
+            write_whole(PAGE, page(results, skipped, load))
     print("\n".join([HEAD, *(line(*key, seen) for key, seen in results.items())]))
 
 

@@ -8,8 +8,6 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-import psutil
-
 from benchmarks.overhead import describe
 from benchmarks.reliability.command import ORPHAN_S
 from benchmarks.reliability.tries import Seen
@@ -69,10 +67,16 @@ def unexpected(results: Mapping[tuple[str, str], Sequence[Seen]]) -> list[str]:
     ]
 
 
-def page(results: Mapping[tuple[str, str], Sequence[Seen]], skipped: Sequence[str]) -> str:
-    """The whole page."""
-    load = psutil.cpu_percent(1.0) / 100
-    facts = "; ".join(f"{name}: {fact}" for name, fact in describe(load).items())
+def page(
+    results: Mapping[tuple[str, str], Sequence[Seen]], skipped: Sequence[str], load: float
+) -> str:
+    """The whole page.
+
+    Args:
+        load: share of all cores that was busy before the first try.
+    """
+    known = {k: fact for k, fact in describe(load).items() if k not in ("accelerate", "lightning")}
+    facts = "; ".join(f"{name}: {fact}" for name, fact in known.items())
     every = [each for seen in results.values() for each in seen]
     lost, orphans = sum(each.lost for each in every), sum(each.orphans for each in every)
     good = sum(not each.wrong for each in every)

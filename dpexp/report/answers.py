@@ -21,9 +21,16 @@ _TASKS = {"forward": "forward only", "evaluate": "evaluation"}
 
 
 def answers_of(
-    cells: Sequence[Cell], runs: Mapping[str, Run], failures: Sequence[Failure]
+    cells: Sequence[Cell],
+    runs: Mapping[str, Run],
+    failures: Sequence[Failure],
+    missing: int = 0,
 ) -> tuple[str, ...]:
-    """The answer in a sentence, then one for each further setting, then what limits them."""
+    """The answer in a sentence, then one for each further setting, then what limits them.
+
+    Args:
+        missing: runs of the sweep that never began.
+    """
     groups = by_setting(cells)
     # What scales comes before what has nothing to compare with, and that before what did not run.
     order = sorted(groups, key=lambda setting: _rank(groups[setting]))
@@ -37,6 +44,9 @@ def answers_of(
         sentences.append(f"and {count_of(len(order) - MOST, 'more setting')} in summary.csv")
     if not cells:
         sentences.append("no cell has run")
+    if missing:
+        never = "has" if missing == 1 else "have"
+        sentences.append(f"the sweep is not done: {count_of(missing, 'run')} {never} not begun")
     return (*sentences, *_metrics(cells, runs), *_ends(cells, failures))
 
 
@@ -55,9 +65,9 @@ def _compared(cells: Sequence[Cell]) -> list[Cell]:
 
 def _of_setting(cells: Sequence[Cell], runs: Mapping[str, Run], failures: Sequence[Failure]) -> str:
     compared = _compared(cells)
-    if compared:
+    best = best_of(cells, runs)
+    if best is not None:
         bases = {cell.folder: cell for cell in cells}
-        best = max(compared, key=lambda cell: _trust(cell, bases.get(cell.baseline or ""), runs))
         fast = [cell.folder for cell in compared if _too_fast(cell)]
         last = len(compared) > 1 and all((cell.speedup or 0.0) < 1 for cell in compared)
         told = _scaling(best, bases.get(best.baseline or ""), runs, last=last)
@@ -72,6 +82,16 @@ def _of_setting(cells: Sequence[Cell], runs: Mapping[str, Run], failures: Sequen
 
 def _too_fast(cell: Cell) -> bool:
     return (cell.efficiency or 0.0) > SUSPECT
+
+
+def best_of(cells: Sequence[Cell], runs: Mapping[str, Run]) -> Cell | None:
+    """Of cells with a speed-up over another one the one to tell of."""
+    bases = {cell.folder: cell for cell in cells}
+
+    def worth(cell: Cell) -> tuple[float, ...]:
+        return _trust(cell, bases.get(cell.baseline or ""), runs)
+
+    return max(_compared(cells), key=worth, default=None)
 
 
 def _trust(cell: Cell, base: Cell | None, runs: Mapping[str, Run]) -> tuple[float, ...]:
@@ -194,7 +214,7 @@ def _ends(cells: Sequence[Cell], failures: Sequence[Failure]) -> tuple[str, ...]
         some = " (or some of their repeats)" if any(cell.failures for cell in failed) else ""
         lines.append(f"{len(failed)} of {count_of(len(cells), 'cell')} failed{some}: {told}")
     if any(cell.status == "interrupted" for cell in cells):
-        lines.append("the sweep was interrupted: cells after the last one have not run")
+        lines.append("the sweep was interrupted")
     lost = sum(each.status == UNREADABLE for each in failures)
     if lost:
         lines.append(f"{count_of(lost, 'result')} cannot be read")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpexp.report.answers import answers_of
+from dpexp.report.answers import answers_of, best_of
 from dpexp.report.cells import Run
 from dpexp.report.findings import (
     BREAKDOWN_PARTS,
@@ -72,6 +72,7 @@ class Content:
     environment: tuple[tuple[str, str], ...]  # name, value
     notes: tuple[tuple[str, str], ...]  # the folders of the cells it is of, note
     raw_environment: Mapping[str, Any]  # of a cell that ran, as its run.json has it
+    best: str | None = None  # the folder of the cell that scales best, as far as it can be believed
 
 
 def content_of(
@@ -135,11 +136,13 @@ def _content(sources: Sequence[Source]) -> Content:
             for folder, why in each.unreadable.items()
         ]
     shapes, left, unread = _shapes(cells, places)
+    best = best_of(cells, runs)
+    missing = sum(source.missing for source in sources)
     return Content(
         title=_title(sources),
-        answers=answers_of(cells, runs, failures),
+        answers=answers_of(cells, runs, failures, missing),
         command="\n".join(dict.fromkeys(each.command for each in sources if each.command)),
-        status=_status(cells, failures),
+        status=_status(cells, failures, missing),
         cells=tuple(cells),
         breakdowns=tuple(breakdowns_of(cells, runs)),
         memory=tuple(memory_of(cells, runs)),
@@ -151,6 +154,7 @@ def _content(sources: Sequence[Source]) -> Content:
         environment=environment_of(runs),
         notes=notes_of(cells, runs),
         raw_environment=_environment(runs),
+        best=None if best is None else best.folder,
     )
 
 
@@ -186,9 +190,9 @@ def _title(sources: Sequence[Source]) -> str:
     return f"{'Run' if sources[0].single else 'Sweep'} {sources[0].folder.absolute().name}"
 
 
-def _status(cells: Sequence[Cell], failures: Sequence[Failure]) -> str:
+def _status(cells: Sequence[Cell], failures: Sequence[Failure], missing: int) -> str:
     states = {cell.status for cell in cells} - {"skipped"}
-    if "interrupted" in states:
+    if "interrupted" in states or missing:
         return "interrupted"
     lost = any(each.status == UNREADABLE for each in failures)
     return "ok" if states <= {"ok"} and not lost else "failed"

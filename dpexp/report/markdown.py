@@ -23,7 +23,9 @@ LEGEND = (
 )
 _FAILURE_HEADER = ("run", "end", "rank", "phase", "step", "why")
 _SHAPES_HEADER = ("cell", "module", "replicas", "input", "output", "calls of each")
-_MARKS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`"})
+_MARKS = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "*": "\\*", "~": "\\~"}
+)
 _PUNCTUATED = re.compile(r"\\(?=[!-/:-@\[-`{-~])")
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dpexp.comparing import FASTER
 from dpexp.report import alternatives as words
 from dpexp.report.bars import breakdown_figure, waterfall_figure
 from dpexp.report.capacity import frontier_figure, frontier_groups, memory_figure
@@ -17,7 +16,7 @@ from dpexp.report.figures import METRICS, Metric, curves_figure, interval, known
 from dpexp.report.findings import Breakdown
 from dpexp.report.markup import shortened
 from dpexp.report.scaling import Cell
-from dpexp.report.selection import SUSPECT, by_setting, foremost
+from dpexp.report.selection import by_setting, foremost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +75,7 @@ def breakdown_pictures(content: Content) -> list[Picture]:
                 partial(breakdown_figure, bars),
             )
         )
-    best = best_cell(content.cells)
+    best = next((cell for cell in content.cells if cell.folder == content.best), None)
     if best is not None and (fall := best.waterfall) is not None:
         made.append(
             _picture(
@@ -97,29 +96,6 @@ def shown_breakdowns(content: Content) -> list[Breakdown]:
     shown = foremost([cell for cell in content.cells if cell.folder in timed], MOST_BARS)
     folders = {cell.folder for cell in shown}
     return [each for each in content.breakdowns if each.folder in folders]
-
-
-def best_cell(cells: Sequence[Cell]) -> Cell | None:
-    """The cell with the highest speed-up that can be believed.
-
-    One on emulated devices, above what is possible, or on no more devices than its baseline comes
-    only where there is no other.
-    """
-    bases = {cell.folder: cell for cell in cells}
-    compared = [
-        cell
-        for cell in cells
-        if cell.waterfall is not None and cell.speedup is not None and cell.folder != cell.baseline
-    ]
-    return max(
-        compared, key=lambda cell: _trust(cell, bases.get(cell.baseline or "")), default=None
-    )
-
-
-def _trust(cell: Cell, base: Cell | None) -> tuple[float, ...]:
-    possible = (cell.efficiency or 0.0) <= SUSPECT
-    more = base is None or (cell.num_devices or 0) > (base.num_devices or 0)
-    return (not cell.emulated, possible, more, cell.verdict == FASTER, cell.speedup or 0.0)
 
 
 def memory_pictures(content: Content) -> list[Picture]:

@@ -15,6 +15,7 @@ import yaml
 
 from dpexp.records import read_run
 from dpexp.report.cells import Run
+from dpexp.sweep_lock import JOBS, RECORD
 
 Value = TypeVar("Value")
 
@@ -42,6 +43,12 @@ class Source:
     command: str  # what repeats it, "" where nothing says it
     runs: dict[str, Run]  # by folder name, in the order of the sweep
     unreadable: dict[str, str]  # by folder name why the result of a run cannot be used
+    jobs: int | None = None  # how many runs the sweep was to have; None = nobody says
+
+    @property
+    def missing(self) -> int:
+        """Runs of the sweep that never began."""
+        return max(0, (self.jobs or 0) - len(self.runs) - len(self.unreadable))
 
 
 def read_sources(
@@ -99,7 +106,29 @@ def _source(
         except (OSError, ValueError) as problem:
             unreadable[own] = f"run.json cannot be read: {_told(problem)}"
     command = _command(folder, single, overrides)
-    return Source(folder, name, single, command, _in_order(runs), _in_order(unreadable))
+    typed = _variables(runs) if command else ""
+    jobs = None if single else _at(_loaded(folder / RECORD), JOBS)
+    return Source(
+        folder,
+        name,
+        single,
+        typed + command,
+        _in_order(runs),
+        _in_order(unreadable),
+        jobs if isinstance(jobs, int) else None,
+    )
+
+
+def _variables(runs: Mapping[str, Run]) -> str:
+    """What the user had set that changes figures, before a command; what a launcher set is not."""
+    told = []
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        values = {_at(run["environment"], "variables", name) for run in runs.values()}
+        by_launcher = any(f"{name}=" in str(note) for run in runs.values() for note in run["notes"])
+        value = values.pop() if len(values) == 1 else None
+        if value is not None and not by_launcher:
+            told.append(f"{name}={shlex.quote(str(value))} ")
+    return "".join(told)
 
 
 def _in_order(cells: Mapping[str, Value]) -> dict[str, Value]:

@@ -101,9 +101,11 @@ def _crowded(cells: Sequence[Cell], runs: Mapping[str, Run]) -> tuple[str, list[
         run = runs[cell.folder]
         cores = (run.get("environment") or {}).get("cores")
         on_cpu = str(run.get("device") or "").startswith("cpu")
-        if on_cpu and isinstance(cores, int) and (cell.num_devices or 0) > cores:
+        threads = (run.get("threads_per_process") or 1) * (run.get("num_processes") or 1)
+        needed = max(cell.num_devices or 0, threads)
+        if on_cpu and isinstance(cores, int) and needed > cores:
             crowded.append(cell.folder)
-    return ("more devices than cores: their times include waiting for a core", crowded)
+    return ("more devices or threads than cores: their times include waiting for a core", crowded)
 
 
 def _machine(cells: Sequence[Cell], runs: Mapping[str, Run]) -> Iterator[tuple[str, str]]:

@@ -190,7 +190,7 @@ def test_what_limits_the_answer_follows_it() -> None:
     told = answers(NONE, ddp(), failed, stopped, broken, failures=(OOM, gone))
     assert told[1:] == (
         "1 of 5 cells failed: oom 1",
-        "the sweep was interrupted: cells after the last one have not run",
+        "the sweep was interrupted",
         "1 result cannot be read",
         "no speed-up where parity failed: 8",
     )
@@ -214,3 +214,10 @@ def test_an_evaluation_says_its_metric_and_whether_it_is_the_same_everywhere() -
     assert answers_of([NONE, ddp()], runs, ())[1] == (
         "accuracy differs: 0.953125 over 640 samples in 0_none_n1; 0.5 over 640 samples in 4_ddp_n4"
     )
+
+
+def test_runs_that_never_began_are_told() -> None:
+    known: dict[str, Any] = {"config": {"task": "train"}}
+    runs = dict.fromkeys(NONE.folders, known)
+    told = answers_of([NONE], runs, (), missing=2)
+    assert "the sweep is not done: 2 runs have not begun" in told

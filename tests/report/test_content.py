@@ -179,7 +179,9 @@ def test_each_doubt_is_told_once_with_its_cells(tmp_path: Path) -> None:
     emulated, fast, crowded, moved, together, injected = found.warnings
     assert emulated.startswith("dp ran on virtual devices") and emulated.endswith(": 1_dp_n2")
     assert fast.startswith("an efficiency above 120 %") and fast.endswith(": 2_ddp_n8")
-    assert crowded.startswith("more devices than cores") and crowded.endswith(": 2_ddp_n8")
+    assert crowded.startswith("more devices or threads than cores") and crowded.endswith(
+        ": 2_ddp_n8"
+    )
     assert moved == f"{busy[0]} (0_none_n1; alike in 1_dp_n2)"
     assert together == f"{beside} (0_none_n1; alike in 1_dp_n2, 2_ddp_n8)"
     assert injected == "disturbed on purpose: rank 1 pauses (2_ddp_n8)"

@@ -12,6 +12,8 @@ from drawn import interval_of, make_breakdown, make_cell, make_failure, make_poi
 from htmltree import Element, Tree, in_section
 
 from dpexp.report import pictures
+from dpexp.report.answers import best_of
+from dpexp.report.cells import Run
 from dpexp.report.content import Content
 from dpexp.report.findings import ShapeRow
 from dpexp.report.page import html_page
@@ -91,8 +93,9 @@ def test_a_figure_stays_on_one_line_and_the_rest_of_the_answer_is_escaped() -> N
 def test_the_waterfall_is_of_a_cell_with_more_devices_than_its_baseline() -> None:
     fall = make_waterfall(5, data=2)
     one, two = make_cell("ddp", 1, 1.1, waterfall=fall), make_cell("ddp", 2, 1.0, waterfall=fall)
-    assert pictures.best_cell([make_cell(), one, two]) == two
-    assert pictures.best_cell([make_cell(), one]) == one
+    runs = {cell.folder: Run() for cell in (one, two, make_cell())}
+    assert best_of([make_cell(), one, two], runs) == two
+    assert best_of([make_cell(), one], runs) == one
 
 
 def test_headings_are_ordered_and_each_section_says_what_it_shows(page: Element) -> None:
