@@ -37,7 +37,7 @@ def markdown(content: Content) -> str:
         f"{escaped(scaling_title(content.cells))}.",
         *_cells(content),
         *_losses(content),
-        *_section("Failures", _failures(content.failures)),
+        *_section("Failed or skipped", _failures(content.failures)),
         *_section("Warnings", _list(content.warnings)),
         *_section("Parity", _table(PARITY_HEADER, content.parity, "run.json of the cells")),
         *_section("Shapes", _shapes(content)),
