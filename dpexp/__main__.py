@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -163,6 +164,10 @@ def _run(arguments: list[str], outer: env.OuterLauncher | None) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         abandon()
         console.refuse(compose.explain(error, arguments), cause=error)
+    except BrokenPipeError:  # nobody reads on (`--help | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter's end meets it again
+        _finish_sweep()
+        sys.exit(1)
     except OSError as error:
         _finish_sweep()
         console.refuse(compose.explain_os(error), cause=error)
