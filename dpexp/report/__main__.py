@@ -10,9 +10,10 @@ from pathlib import Path
 from dpexp import console
 
 DESCRIPTION = """\
-Write the report of a sweep again, from the results in its folder alone: report.html,
-report.md, summary.csv, sweep.json and the TensorBoard run "scaling". Several sweeps and single runs make one report, in a
-folder of its own; each sweep is compared within itself, single runs with one another."""
+Write the report of a sweep again, from the results in its folder alone: report.html, report.md,
+summary.csv, sweep.json and the TensorBoard run "scaling". Several sweeps and single runs make one
+report, in a folder of its own; each sweep is compared within itself, single runs with one
+another."""
 EPILOG = """\
 A result that cannot be read is named in the report; the others are reported. Exit status: 0 if a
 report was written, 1 if there is nothing to report or nowhere to write it."""

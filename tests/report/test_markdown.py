@@ -73,14 +73,14 @@ def test_every_section_escapes_what_it_is_given() -> None:
         notes=((bad, bad),),
     )
     assert not [line for line in lines if "<img" in line or "a|b" in line or " `c`" in line]
-    for title, columns in (("Failures", 6), ("Parity", 6), ("Shapes", 6)):
+    for title, columns in (("Failed or skipped", 6), ("Parity", 6), ("Shapes", 6)):
         table = section(lines, title)
         bars = [line.replace("\\|", "").count("|") for line in table]
         assert bars == [columns + 1] * 3
 
 
 def test_what_failed_is_told_with_kind_rank_phase_and_step() -> None:
-    table = section(report(failures=[END, SKIP]), "Failures")
+    table = section(report(failures=[END, SKIP]), "Failed or skipped")
     assert table[2:] == [
         "| 2_ddp_n2 | failed (user_error) | 1 | forward | 7 | a\\|b &lt;script&gt; |",
         "| 3_none_n2 | skipped (config) | – | – | – | one |",
