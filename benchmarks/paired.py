@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.common import child_environment
 from benchmarks.turns import SIDES
-from dpexp import compose, env
+from dpexp import compose, console, env
 from dpexp.assembly import put_together
 from dpexp.comm import Comm, connect
 from dpexp.comm_recorder import CommRecorder
@@ -166,6 +166,8 @@ def main() -> None:
         slowest = numpy.max(numpy.asarray(gathered), axis=0)
         print(json.dumps(slowest.tolist()))
     comm.close()
+    if outer is not None:
+        console.leave()  # an interpreter that unwinds after a process group is aborted now and then
 
 
 if __name__ == "__main__":

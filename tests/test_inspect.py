@@ -108,7 +108,7 @@ def test_help_and_refusals_do_not_import_torch(inspect: Inspect) -> None:
         (["model=mpl"], "Try: model=mlp"),
         (["model=null"], "a config group needs one of its options"),
         (["seed=1,2"], "several choices are for a sweep"),
-        (["a=[", "x"], "Try: --help"),
+        (["a=[", "x"], "Try: quote what is text twice"),
         (["batch_size=auto"], "nothing is run here"),
         (["-m", "parallel=dp,ddp"], "is not an option of dpexp.inspect"),
         (["--config-dir", "nowhere"], "--config-dir='nowhere': is not a folder"),

@@ -59,15 +59,18 @@ def write(content: Content, folder: Path, *, boards: bool = True) -> Report:
     }
     if boards:
         parts["scaling"] = lambda: write_boards(folder / "scaling", boarded(content.cells))
-    problems = []
+    problems, made = [], set()
     for name, make in parts.items():
         try:
             make()
+            made.add(name)
         except Exception as problem:  # noqa: BLE001 - told; the other parts are wanted all the same
             why = problem.strerror if isinstance(problem, OSError) else None
-            first = (why or f"{type(problem).__name__}: {problem}").partition("\n")[0]
+            first = (why.lower() if why else f"{type(problem).__name__}: {problem}").partition(
+                "\n"
+            )[0]
             problems.append(f"{name} cannot be written: {first}")
-    return Report(content, folder, tuple(problems), written=len(problems) < len(parts))
+    return Report(content, folder, tuple(problems), written=bool(made - {"scaling"}))
 
 
 def _json(content: Content) -> str:

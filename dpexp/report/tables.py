@@ -128,7 +128,8 @@ def show(
         for line in pointers("report", path, folder if board else None):
             console.print(escape(line), soft_wrap=True, highlight=False)
     else:
-        problems = [f"the report cannot be written to {folder}: {problems[0]}"]
+        reason = problems[0].partition(": ")[2]
+        problems = [f"the report cannot be written to {folder}: {reason}"]
     for problem in problems:
         errors.print(escape(f"dpexp: {problem}"), soft_wrap=True, highlight=False)
 

@@ -176,8 +176,7 @@ def test_a_report_that_cannot_be_written_at_all_is_shown_and_says_so(
     assert said.out.startswith("ddp on 2")
     assert "report:" not in said.out
     assert said.err == (
-        f"dpexp: the report cannot be written to {sweep}: sweep.json cannot be written: No space "
-        "left on device\n"
+        f"dpexp: the report cannot be written to {sweep}: no space left on device\n"
     )
 
 
