@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,11 @@ LAUNCHERS = ("SLURM_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELAS
 
 class TookTooLongError(Exception):
     """Something that was waited for did not come."""
+
+
+def _heed_sigint() -> None:
+    """As in a foreground command, also where these tries were started in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @final
@@ -66,6 +72,7 @@ class Command:
             stdout=self._out,
             stderr=self._err,
             start_new_session=True,
+            preexec_fn=_heed_sigint,
         )
 
     def __enter__(self) -> Command:
