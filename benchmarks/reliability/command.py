@@ -72,7 +72,7 @@ class Command:
             stdout=self._out,
             stderr=self._err,
             start_new_session=True,
-            preexec_fn=_heed_sigint,
+            preexec_fn=_heed_sigint,  # noqa: PLW1509  # no threads here
         )
 
     def __enter__(self) -> Command:
