@@ -57,7 +57,7 @@ soak: sound $(TEST)
 test-extras: sound $(TEST_EXTRAS)
 	$(BIN_EXTRAS)/python -c 'import torchvision, transformers, datasets, mlflow, wandb, joblib, submitit, ray, optuna'
 	$(BIN_EXTRAS)/python -m pytest -m "not slow" tests/extras tests/test_experiments.py \
-	    tests/test_equality.py tests/parallel tests/test_run_folder.py
+	    tests/test_equality.py tests/parallel
 
 clean:
 	rm -rf $(VENV) $(VENV_EXTRAS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
