@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dpexp.report.content import PARITY_HEADER, Content
-from dpexp.report.findings import Failure, ShapeRow
+from dpexp.report.findings import Failure, MemoryPoint, ShapeRow
 from dpexp.report.intervals import interval_lines
 from dpexp.report.losses import LOSS_HEADER, loss_lines, loss_rows
 from dpexp.report.numbers import count_of
@@ -22,6 +22,7 @@ LEGEND = (
     "emulated devices their backward in one thread; `residual` is what no part explains."
 )
 _FAILURE_HEADER = ("run", "end", "rank", "phase", "step", "why")
+_MEMORY_HEADER = ("cell", "devices", "peak MiB", "of")
 _SHAPES_HEADER = ("cell", "module", "replicas", "input", "output", "calls of each")
 _MARKS = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "*": "\\*", "~": "\\~"}
@@ -37,6 +38,7 @@ def markdown(content: Content) -> str:
         f"{escaped(scaling_title(content.cells))}.",
         *_cells(content),
         *_losses(content),
+        *_section("Memory", _memory(content.memory)),
         *_section("Failed or skipped", _failures(content.failures)),
         *_section("Warnings", _list(content.warnings)),
         *_section("Parity", _table(PARITY_HEADER, content.parity, "run.json of the cells")),
@@ -120,6 +122,17 @@ def _list(lines: Iterable[str]) -> Iterator[str]:
     if every:
         yield "\n".join(f"- {escaped(line)}" for line in every[:MOST])
         yield from _more(len(every) - MOST, "line", "sweep.json")
+
+
+def _memory(points: Sequence[MemoryPoint]) -> Iterator[str]:
+    rows = []
+    for point in points:
+        peak = "not known" if point.peak_bytes is None else f"{point.peak_bytes / 2**20:,.0f}"
+        told = f"{peak}, ran out of memory" if point.out_of_memory else peak
+        rows.append(
+            (point.folder, str(point.num_devices), told, f"the {point.scope} with the most")
+        )
+    yield from _table(_MEMORY_HEADER, rows, "summary.csv")
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], rest: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 from builders import make_content
 from test_tables import CELL, END, FAILED, SKIP
 
-from dpexp.report.findings import ShapeRow
+from dpexp.report.findings import MemoryPoint, ShapeRow
 from dpexp.report.markdown import escaped, markdown
 from dpexp.report.tables import HEADER
 from dpexp.report.waterfall import PARTS, Waterfall
@@ -130,3 +130,15 @@ def test_a_report_without_cells_says_so() -> None:
     lines = report(cells=[], answers=("no cell has run",), command="")
     assert lines == ["# Sweep x", "", "**no cell has run**", "",
                      "no scaling; speed-up against no cell that ran."]  # fmt: skip
+
+
+def test_memory_over_devices_and_what_did_not_fit_are_a_table() -> None:
+    points = [
+        MemoryPoint("0_none_n1", "none", 1, "", 30, 100 * 2**20, "process", False),
+        MemoryPoint("1_ddp_n2", "ddp", 2, "", 15, None, "process", True),
+    ]
+    table = section(report(memory=points), "Memory")
+    assert table[-2:] == [
+        "| 0_none_n1 | 1 | 100 | the process with the most |",
+        "| 1_ddp_n2 | 2 | not known, ran out of memory | the process with the most |",
+    ]
