@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import statistics
 from collections import Counter
@@ -100,7 +99,7 @@ the time, those of the whole command. They are upper bounds: other work was on t
 ranks had completed; they are written about every half second. The sweep is resumed after every try
 in which it did not go on, else after the first.
 
-{facts}; {platform.system()} {platform.release()}
+{facts}
 
 {table}
 
