@@ -11,7 +11,7 @@ from dpexp.report.figures import METRICS, curves_figure, png
 from dpexp.report.scaling import Cell
 
 # Settings whose curves are drawn under Images: each takes a quarter of a second.
-MOST_DRAWN = 12
+MOST_DRAWN = 4
 
 
 def write_boards(folder: Path, cells: list[Cell]) -> None:
