@@ -117,7 +117,9 @@ def run_dpexp(*overrides: str) -> dict[str, Any]:
     """``run.json`` of one `python -m dpexp` in a scratch folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        _check([sys.executable, "-m", "dpexp", *overrides, f"hydra.run.dir={folder}"], Path(name))
+        run_checked(
+            [sys.executable, "-m", "dpexp", *overrides, f"hydra.run.dir={folder}"], Path(name)
+        )
         return dict(json.loads((folder / "run.json").read_text()))
 
 
@@ -125,7 +127,7 @@ def run_script(script: Path, *arguments: str, launcher: tuple[str, ...] = ()) ->
     """The number that a reference script prints in its last line."""
     with tempfile.TemporaryDirectory() as name:
         command = [sys.executable, *launcher, str(script), *arguments]
-        return float(_check(command, Path(name)).strip().splitlines()[-1])
+        return float(run_checked(command, Path(name)).strip().splitlines()[-1])
 
 
 def seconds_per_step(result: dict[str, Any]) -> float:
@@ -166,7 +168,12 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def _check(command: list[str], folder: Path) -> str:
+def run_checked(command: list[str], folder: Path) -> str:
+    """What a command prints, run in `folder`.
+
+    Raises:
+        RuntimeError: it failed.
+    """
     done = subprocess.run(
         command,
         cwd=folder,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from typing import final
 import numpy
 import torch
 
-from benchmarks.common import child_environment
+from benchmarks.common import run_checked
 from benchmarks.turns import SIDES
 from dpexp import compose, console, env
 from dpexp.assembly import put_together
@@ -66,18 +65,10 @@ def launch(order: Order, ranks: int) -> list[list[float]]:
         RuntimeError: they failed.
     """
     launcher = () if ranks == 1 else (*TORCHRUN, str(ranks))
+    command = [sys.executable, *launcher, "-m", "benchmarks.paired", json.dumps(asdict(order))]
     with tempfile.TemporaryDirectory() as name:
-        done = subprocess.run(
-            [sys.executable, *launcher, "-m", "benchmarks.paired", json.dumps(asdict(order))],
-            cwd=name,
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise RuntimeError(f"{order} failed:\n{done.stdout}\n{done.stderr}")
-    found: list[list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
+        printed = run_checked(command, Path(name))
+    found: list[list[float]] = json.loads(printed.strip().splitlines()[-1])
     return found
 
 
