@@ -20,7 +20,7 @@ TEST = $(VENV)/.installed-test
 MADE_EXTRAS = $(VENV_EXTRAS)/.made
 TEST_EXTRAS = $(VENV_EXTRAS)/.installed-test
 
-.PHONY: help venv demo test soak test-extras clean sound
+.PHONY: help venv demo test soak test-extras cluster clean sound
 .NOTPARALLEL:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test         install what the tests need too; lint, types and the tests"
 	@echo "make soak         only the slow tests"
 	@echo "make test-extras  install torchvision, Hugging Face's libraries, trackers and Hydra's plugins into $(VENV_EXTRAS); their tests"
+	@echo "make cluster      tests on a Slurm and on network namespaces of their own (root; they skip where something is missing)"
 	@echo "make venv         only make $(VENV), for example to put a torch of your own into it first"
 	@echo "make clean        remove $(VENV), $(VENV_EXTRAS) and caches; outputs/ stays"
 	@echo "Another Python: make demo PYTHON=python3.12"
@@ -48,7 +49,7 @@ test: sound $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not cluster"
 
 soak: sound $(TEST)
 	$(BIN)/python -m pytest -m slow
@@ -58,6 +59,10 @@ test-extras: sound $(TEST_EXTRAS)
 	$(BIN_EXTRAS)/python -c 'import torchvision, transformers, datasets, mlflow, wandb, joblib, submitit, ray, optuna'
 	$(BIN_EXTRAS)/python -m pytest -m "not slow" tests/extras tests/test_experiments.py \
 	    tests/test_equality.py tests/parallel
+
+# In the environment of the extras: Slurm's jobs come from submitit.
+cluster: sound $(TEST_EXTRAS)
+	$(BIN_EXTRAS)/python -m pytest -m cluster tests/cluster
 
 clean:
 	rm -rf $(VENV) $(VENV_EXTRAS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
