@@ -197,7 +197,7 @@ class TorchComm(Comm):
             first_ranks.setdefault(key, rank)
         if len(first_ranks) == 1:
             return None
-        return list(first_ranks).index(own.item()), list(first_ranks.values())
+        return list(first_ranks).index(int(own.item())), list(first_ranks.values())
 
     def _question(self, peer: int) -> tuple[float, float, float]:
         """Ask a peer for its clock: when asked, what it says, when the answer came."""

@@ -139,6 +139,7 @@ LAYERS: dict[int, list[str]] = {
         "comm_times",
         "pause",
         "recorder",
+        "gathering",
         "rows",
         "training",
         "loop",
