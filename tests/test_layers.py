@@ -168,6 +168,7 @@ LAYERS: dict[int, list[str]] = {
     5: [
         "launch",
         "agent",
+        "one_queue",
         "watchdog",
         "causes",
         "batch_search",
