@@ -34,6 +34,7 @@ PAGES = (
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",
     ROOT / "docs/reliability.md",
+    ROOT / "docs/scale.md",
     ROOT / "docs/validation.md",
 )
 

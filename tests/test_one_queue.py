@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,15 @@ def context(ranks: int) -> Any:
     return elastic.MultiprocessContext("x", print, each, each, "spawn", elastic.DefaultLogsSpecs())
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def files_of(ranks: int) -> int:
     """How many files are open for the results of so many ranks."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     made = context(ranks)
-    count = len(os.listdir("/proc/self/fd")) - before
+    count = open_files() - before
     made.close()
     return count
 
