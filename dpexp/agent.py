@@ -22,10 +22,10 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStore
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from dpexp import rank, server
+from dpexp.network import LOOPBACK
 from dpexp.stopping import GRACE_S
 from dpexp.watchdog import Watchdog
 
-LOOPBACK = "127.0.0.1"
 # The end of a rank is seen at once. What does not show itself is looked at so often: that no rank
 # goes on (watchdog.py allows for gaps of 2 s), and that one has waited in vain.
 LOOK_S = 0.3

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpexp import env, server
+from dpexp import env, network, server
 from dpexp.check import check
 from dpexp.config import to_plain
 from dpexp.console import leave_quietly
@@ -61,12 +61,7 @@ def run_cell(
     if not in_sweep:
         git_state.cache_clear()
     try:
-        check(config, in_sweep=in_sweep)
-        outer = env.outer_launcher()
-        if outer is None:
-            several = config.parallel.strategy not in ONE_PROCESS
-            # Imports torch beside this process's own import.
-            server.start(several_ranks=several or in_sweep)
+        _admit(config, in_sweep=in_sweep)
         # Only now is torch imported: a mistake in the config is told without waiting for it.
         from dpexp.device import describe_environment, gather_facts
 
@@ -93,6 +88,21 @@ def run_cell(
     recorded = record(result, folder, user_dir)
     announce(recorded.notes[len(result.notes) :])
     return recorded
+
+
+def _admit(config: Config, *, in_sweep: bool) -> None:
+    """Refuse what is wrong without importing torch; then let the fork server import it.
+
+    Raises:
+        ConfigError: see the message.
+    """
+    check(config, in_sweep=in_sweep)
+    outer = env.outer_launcher()
+    network.check_interface(config.parallel.interface, own_ranks=outer is None)
+    if outer is None:
+        several = config.parallel.strategy not in ONE_PROCESS
+        # Imports torch beside this process's own import.
+        server.start(several_ranks=several or in_sweep)
 
 
 def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:
@@ -139,6 +149,8 @@ def _run(
     if outer is not None:
         from dpexp.join import join
 
+        asked = plan.config.parallel.interface
+        env.fill_in(network.variables_of(asked, one_host=env.on_one_host(outer)))
         return join(job, outer)
     from dpexp.launch import launch
 

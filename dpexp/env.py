@@ -85,6 +85,24 @@ def socket_interface() -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
+def socket_interfaces() -> dict[str, str]:
+    """The variables by which the user has chosen a network interface for gloo and NCCL."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def fill_in(variables: dict[str, str]) -> None:
+    """Set variables of this process; what the user has set stands."""
+    for name, value in variables.items():
+        if not os.environ.get(name):
+            os.environ[name] = value
+
+
+def on_one_host(outer: OuterLauncher) -> bool:
+    """Whether the outer launcher says that all ranks are on this machine."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == str(outer.world_size)
+
+
 def take_over_hydra_errors() -> None:
     """Let Hydra raise its errors instead of printing them, and remember what the user wanted.
 

@@ -12,8 +12,8 @@ from tensorboard import program
 from tensorboard.data import server_ingester
 
 from dpexp.errors import ConfigError
+from dpexp.network import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 # The tab that opens, and no smoothing in it nor in Time Series: a smoothed speed-up is a wrong one.
 VIEW = "?smoothing=0#custom_scalars&_smoothingWeight=0"
 MOST_POINTS = 100_000  # of a curve; event files hold the first 1,000 steps and four a second

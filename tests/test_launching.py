@@ -21,7 +21,7 @@ import torch
 
 import dpexp
 from dpexp import env, server
-from dpexp.comm import loopback_interface
+from dpexp.network import loopback_interface
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -63,6 +63,7 @@ LAYERS: dict[int, list[str]] = {
         "quick_end",
         "server",
         "logs",
+        "network",
         "stopping",
     ],
     2: [
