@@ -145,6 +145,16 @@ def quiet_trackers() -> None:
         os.environ.setdefault(name, value)
 
 
+def spare_loopback_from_proxies() -> None:
+    """Keep gRPC's calls to this machine from the proxy that http_proxy names.
+
+    Of its three variables for that gRPC looks at the first one that is set.
+    """
+    names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+    before = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    os.environ["no_grpc_proxy"] = ",".join([*filter(None, [before]), "localhost", "127.0.0.1"])
+
+
 def snapshot() -> dict[str, str]:
     """A copy of the whole environment, to hand to processes forked from another one."""
     return dict(os.environ)
