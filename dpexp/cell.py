@@ -61,7 +61,7 @@ def run_cell(
     if not in_sweep:
         git_state.cache_clear()
     try:
-        _admit(config, in_sweep=in_sweep)
+        seen = _admit(config, in_sweep=in_sweep)
         # Only now is torch imported: a mistake in the config is told without waiting for it.
         from dpexp.device import describe_environment, gather_facts
 
@@ -69,8 +69,8 @@ def run_cell(
         environment = describe_environment(facts) | _provenance(config, user_dir)
         with _interrupts_recorded(folder, user_dir):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
-            announce(plan.notes)
-            plan = replace(plan, notes=(*plan.notes, *told))
+            announce((*seen, *plan.notes))
+            plan = replace(plan, notes=(*seen, *plan.notes, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if not in_sweep:
@@ -90,8 +90,11 @@ def run_cell(
     return recorded
 
 
-def _admit(config: Config, *, in_sweep: bool) -> None:
+def _admit(config: Config, *, in_sweep: bool) -> tuple[str, ...]:
     """Refuse what is wrong without importing torch; then let the fork server import it.
+
+    Returns:
+        Notes for the user and the record.
 
     Raises:
         ConfigError: see the message.
@@ -99,10 +102,12 @@ def _admit(config: Config, *, in_sweep: bool) -> None:
     check(config, in_sweep=in_sweep)
     outer = env.outer_launcher()
     network.check_interface(config.parallel.interface, own_ranks=outer is None)
-    if outer is None:
-        several = config.parallel.strategy not in ONE_PROCESS
-        # Imports torch beside this process's own import.
-        server.start(several_ranks=several or in_sweep)
+    if outer is not None:
+        return ()
+    several = config.parallel.strategy not in ONE_PROCESS
+    # Imports torch beside this process's own import.
+    server.start(several_ranks=several or in_sweep)
+    return network.notes(several_ranks=several)
 
 
 def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:

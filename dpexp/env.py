@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dpexp.leftover import left_over
+
 # Saved with every run, as found: they change what a measurement means.
 RECORDED = (
     "CUDA_VISIBLE_DEVICES",
@@ -55,7 +57,7 @@ def outer_launcher() -> OuterLauncher | None:
         "MASTER_ADDR",
         "MASTER_PORT",
     )
-    if any(name not in os.environ for name in names):
+    if any(name not in os.environ for name in names) or left_over(os.environ):
         return None
     return OuterLauncher(
         rank=int(os.environ["RANK"]),
@@ -65,6 +67,11 @@ def outer_launcher() -> OuterLauncher | None:
         master_addr=os.environ["MASTER_ADDR"],
         master_port=int(os.environ["MASTER_PORT"]),
     )
+
+
+def own_rank() -> int:
+    """In a process that dpexp's agent has started: its rank."""
+    return int(os.environ["RANK"])
 
 
 def usable_cores() -> int:
@@ -116,17 +123,22 @@ def take_over_hydra_errors() -> None:
 def torch_leaves_signals() -> Iterator[None]:
     """Keep torch's elastic agent from handlers of its own.
 
-    It would also take over signals that this process was started to ignore, for good.
+    It would also take over signals that this process was started to ignore, for good. Other
+    variables of its, left over from a run of torchrun, would have it listen on a pipe in a file
+    or at a port.
     """
-    before = os.environ.get(_AGENT_SIGNALS)
+    before = {name: os.environ.pop(name) for name in _of_agents()}
     os.environ[_AGENT_SIGNALS] = ""
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(_AGENT_SIGNALS, None)
-        else:
-            os.environ[_AGENT_SIGNALS] = before
+        for name in _of_agents():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _of_agents() -> list[str]:
+    return [name for name in os.environ if name.startswith(("TORCHELASTIC_", "TORCH_ELASTIC_"))]
 
 
 def full_errors() -> bool:
@@ -152,7 +164,8 @@ def spare_loopback_from_proxies() -> None:
     """
     names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
     before = next((os.environ[name] for name in names if os.environ.get(name)), "")
-    os.environ["no_grpc_proxy"] = ",".join([*filter(None, [before]), "localhost", "127.0.0.1"])
+    spared = ",".join([*filter(None, [before]), "localhost", "127.0.0.1"])
+    os.environ.update({"no_grpc_proxy": spared})
 
 
 def snapshot() -> dict[str, str]:

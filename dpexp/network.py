@@ -12,6 +12,7 @@ import psutil
 
 from dpexp import env
 from dpexp.errors import NO_VALUE, ConfigError
+from dpexp.leftover import unused
 
 LOOPBACK = "127.0.0.1"
 KEY = "parallel.interface"
@@ -104,6 +105,21 @@ def check_interface(asked: str | None, *, own_ranks: bool) -> None:
                 f"the environment variable {name}={value} says otherwise",
                 fix=f"unset {name}, or {KEY}=null",
             )
+
+
+def notes(*, several_ranks: bool) -> tuple[str, ...]:
+    """What a run that starts its processes itself has to say of the environment."""
+    told = []
+    named = unused(env.snapshot())
+    if named:
+        told.append(
+            f"variables of other launchers are set and not used ({named}); "
+            "this run starts its processes itself"
+        )
+    for name, value in env.socket_interfaces().items() if several_ranks else ():
+        if value.lstrip("=") != loopback_interface():
+            told.append(f"{name}={value}: the ranks listen there, and not on loopback only")
+    return tuple(told)
 
 
 def variables_of(asked: str | None, *, one_host: bool) -> dict[str, str]:

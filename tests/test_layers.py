@@ -30,6 +30,7 @@ LAYERS: dict[int, list[str]] = {
         "extras",
         "files",
         "identity",
+        "leftover",
         "provenance",
         "soundness",
         "rates",
