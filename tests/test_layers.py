@@ -43,6 +43,7 @@ LAYERS: dict[int, list[str]] = {
         "schema",
         "schema_measuring",
         "builtin",
+        "nodes",
         "config",
         "bounds",
         "check",
