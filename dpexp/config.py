@@ -18,7 +18,7 @@ from omegaconf.errors import (
 )
 
 from dpexp.builtin import BUILTIN_ARGUMENTS, GROUPS
-from dpexp.errors import NO_VALUE, ConfigError
+from dpexp.errors import NO_VALUE, ConfigError, first_line
 from dpexp.nodes import plain
 from dpexp.schema import NESTED, Config
 
@@ -117,11 +117,11 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         key = error.full_key or "config"
         if isinstance(error, InterpolationResolutionError) or "nterpolation" in str(error):
-            first = str(error).splitlines()[0]
+            first = first_line(error)
             raise ConfigError(
                 key, _raw_at(unresolved, key), f"cannot be resolved: {first}", fix=f"{key}=<value>"
             ) from error
-        raise ConfigError(key, NO_VALUE, str(error).splitlines()[0]) from error
+        raise ConfigError(key, NO_VALUE, first_line(error)) from error
     return cast(dict[str, Any], resolved)
 
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpexp.errors import ConfigError
-from dpexp.extras import first_line, load
+from dpexp.errors import ConfigError, first_line
+from dpexp.extras import load
 
 
 def image_folder(path: str, size: int) -> Any:

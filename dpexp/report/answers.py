@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dpexp.comparing import FASTER, NO_DIFFERENCE, WITHIN
+from dpexp.errors import first_line
 from dpexp.report.cells import Run
 from dpexp.report.findings import UNREADABLE, Failure
 from dpexp.report.numbers import WIDEST, count_of, percent, ranged, significant, times
@@ -238,8 +239,3 @@ def _described(cell: Cell, runs: Mapping[str, Run]) -> str:
 
 def _on(cell: Cell | None) -> str:
     return "its baseline" if cell is None else f"{cell.parallel} on {cell.num_devices}"
-
-
-def first_line(text: str) -> str:
-    """The first line of a message."""
-    return text.partition("\n")[0]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from dpexp.errors import first_line
 from dpexp.report.content import PARITY_HEADER, Content
 from dpexp.report.findings import Failure, MemoryPoint, ShapeRow
 from dpexp.report.intervals import interval_lines
@@ -91,7 +92,7 @@ def _failures(failures: Sequence[Failure]) -> Iterator[str]:
             each.folder,
             each.status if each.kind is None else f"{each.status} ({each.kind})",
             *("–" if value is None else str(value) for value in (each.rank, each.phase, each.step)),
-            each.message.partition("\n")[0],
+            first_line(each.message),
         )
         for each in failures
     ]

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpexp.errors import first_line
 from dpexp.report.content import Content
 from dpexp.report.findings import Failure
 from dpexp.report.intervals import interval_lines, with_interval
@@ -145,13 +146,13 @@ def settings(cells: Sequence[Cell]) -> list[str]:
 
 def reasons(failures: Sequence[Failure]) -> list[str]:
     """One line per run that did not end well."""
-    return [f"{each.folder}: {_end(each)}: {first_line(each.message)}" for each in failures]
+    return [f"{each.folder}: {_end(each)}: {_reason(each.message)}" for each in failures]
 
 
 def without_speedup(cells: Sequence[Cell]) -> list[str]:
     """One line per cell that ended well, and has no speed-up for a reason."""
     return [
-        f"{cell.folder}: no speed-up: {first_line(cell.reason)}"
+        f"{cell.folder}: no speed-up: {_reason(cell.reason)}"
         for cell in cells
         if cell.status == "ok" and cell.reason is not None
     ]
@@ -185,9 +186,9 @@ def wide(console: Console) -> Console:
     return Console(file=console.file, width=max(console.width, 120))
 
 
-def first_line(text: str | None) -> str:
+def _reason(text: str | None) -> str:
     """The first line of a message, or a word for none."""
-    return (text or "").partition("\n")[0] or "no reason recorded"
+    return first_line(text or "") or "no reason recorded"
 
 
 def pointers(what: str, path: Path, board: Path | None) -> list[str]:
