@@ -7,7 +7,8 @@ from typing import Any
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from dpexp.errors import ConfigError, first_line
+from dpexp.errors import ConfigError
+from dpexp.texts import first_line
 
 
 def collate(rows: list[Any]) -> Any:

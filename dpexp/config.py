@@ -18,9 +18,10 @@ from omegaconf.errors import (
 )
 
 from dpexp.builtin import BUILTIN_ARGUMENTS, GROUPS
-from dpexp.errors import NO_VALUE, ConfigError, first_line
+from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.nodes import plain
 from dpexp.schema import NESTED, Config
+from dpexp.texts import first_line
 
 OF_THE_SWEEP = ("resume", "rerun")
 

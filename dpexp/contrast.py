@@ -18,11 +18,11 @@ from dpexp.comparing import (
     verdict,
 )
 from dpexp.config import flat
-from dpexp.errors import first_line
 from dpexp.pairing import IN_KIND, CellRuns, Differences, Pair
 from dpexp.records import PHASES
 from dpexp.report.intervals import samples_of
 from dpexp.report.parity import parity_failed
+from dpexp.texts import first_line
 
 # Of the environment: no matter of speed, and another one in each job.
 _NO_MATTER = ("variables.SLURM_JOB_ID",)

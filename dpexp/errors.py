@@ -90,12 +90,6 @@ class NonFiniteLossError(ArithmeticError):
         return f"non-finite loss at step {self.step}"
 
 
-def first_line(told: BaseException | str) -> str:
-    """The first line of a message; of an error that says nothing, its kind."""
-    otherwise = type(told).__name__ if isinstance(told, BaseException) else ""
-    return next(iter(str(told).strip().splitlines()), otherwise).strip()
-
-
 def _rebuild(
     kind: type[ConfigError], key: str, shown: str, problem: str, allowed: str, fix: str
 ) -> ConfigError:

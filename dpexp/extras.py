@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dpexp.errors import ConfigError, first_line
+from dpexp.errors import ConfigError
+from dpexp.texts import first_line
 
 # The extra that brings a package.
 EXTRAS = {

@@ -16,13 +16,14 @@ import dpexp
 from dpexp.batches import leading_sizes
 from dpexp.build import UserCodeError
 from dpexp.device import is_out_of_memory
-from dpexp.errors import ConfigError, NonFiniteLossError, first_line
+from dpexp.errors import ConfigError, NonFiniteLossError
 from dpexp.lifeline import Interrupted
 from dpexp.loop import Progress
 from dpexp.parallel.replicas import ReplicaError
 from dpexp.plan import RunPlan
 from dpexp.records import ErrorRecord
 from dpexp.schema import Precision
+from dpexp.texts import first_line
 
 _LOST = (
     "Connection closed by peer",

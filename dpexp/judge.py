@@ -13,10 +13,10 @@ import torch
 
 from dpexp.arrays import array, largest_in, roundoff
 from dpexp.batches import Inputs
-from dpexp.errors import first_line
 from dpexp.plan import RunPlan
 from dpexp.reference import Reference, ReferenceStep
 from dpexp.schema import CommHook, Precision
+from dpexp.texts import first_line
 from dpexp.tolerance import (
     FP16_SPACING,
     SINGLE,

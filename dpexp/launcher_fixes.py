@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 
 from dpexp import env
-from dpexp.errors import first_line
+from dpexp.texts import first_line
 
 
 @contextmanager

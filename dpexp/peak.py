@@ -12,10 +12,10 @@ import torch
 
 from dpexp.comm import Comm
 from dpexp.device import is_out_of_memory
-from dpexp.errors import first_line
 from dpexp.plan import RunPlan
 from dpexp.schema import Precision, StrategyName
 from dpexp.sensors import own_cpus
+from dpexp.texts import first_line
 from dpexp.timing import Clock, make_clock
 
 # Several, since the fastest size differs: on a busy CPU a small product fits between two

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.errors import ConfigError, first_line
+from dpexp.errors import ConfigError
+from dpexp.texts import first_line
 
 StateDict = dict[str, Any]
 KEY = "prepare.init_from"

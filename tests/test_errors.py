@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from dpexp.errors import NO_VALUE, ConfigError, NonFiniteLossError, first_line
+from dpexp.errors import NO_VALUE, ConfigError, NonFiniteLossError
 
 
 def copied(error: Exception) -> Exception:
@@ -66,20 +66,3 @@ def test_a_non_finite_loss_reads_the_same_after_pickling() -> None:
     assert str(error) == "non-finite loss at step 3"
     assert isinstance(error, NonFiniteLossError)
     assert error.step == 3
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        ("one\ntwo", "one"),
-        ("\n  one \r\ntwo", "one"),
-        ("", ""),
-        (ValueError("bad\nadvice"), "bad"),
-        (ValueError(), "ValueError"),
-        (KeyError("\n"), "'\\n'"),
-    ],
-)
-def test_the_first_line_is_the_first_that_says_something(
-    told: BaseException | str, expected: str
-) -> None:
-    assert first_line(told) == expected

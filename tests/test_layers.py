@@ -26,6 +26,8 @@ LAYERS: dict[int, list[str]] = {
         "comparing",
         "env",
         "errors",
+        "texts",
+        "outlets",
         "exposure",
         "extras",
         "files",

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dpexp.anatomy.data import ModelFacts
 from dpexp.batches import map_tensors
 from dpexp.build import UserCodeError, build_model
-from dpexp.errors import first_line
+from dpexp.texts import first_line
 
 _TABLES = ("_parameters", "_buffers", "_modules")  # torch's own names in a module's __dict__
 META, CPU = torch.device("meta"), torch.device("cpu")

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from dpexp.datasets.rows import Rows
-from dpexp.errors import ConfigError, first_line
+from dpexp.errors import ConfigError
+from dpexp.texts import first_line
 
 SUFFIXES = (".npy", ".npz", ".pt", ".safetensors")
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpexp.errors import ConfigError, first_line
+from dpexp.errors import ConfigError
 from dpexp.extras import load
+from dpexp.texts import first_line
 
 # What `save_to_disk` leaves in a folder: of one split, or of several.
 SAVED = ("state.json", "dataset_dict.json")

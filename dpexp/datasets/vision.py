@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpexp.errors import ConfigError, first_line
+from dpexp.errors import ConfigError
 from dpexp.extras import load
+from dpexp.texts import first_line
 
 
 def image_folder(path: str, size: int) -> Any:

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dpexp.comparing import FASTER, NO_DIFFERENCE, WITHIN
-from dpexp.errors import first_line
 from dpexp.report.cells import Run
 from dpexp.report.findings import UNREADABLE, Failure
 from dpexp.report.numbers import WIDEST, count_of, percent, ranged, significant, times
 from dpexp.report.scaling import Cell
 from dpexp.report.selection import SUSPECT, by_setting, named
 from dpexp.report.waterfall import WAITING, shown
+from dpexp.texts import first_line
 
 MOST = 5  # settings that have a sentence of their own
 SMALLEST = 0.01  # of a step; a smaller loss is not named

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from dpexp.errors import first_line
 from dpexp.report.content import PARITY_HEADER, Content
 from dpexp.report.findings import Failure, MemoryPoint, ShapeRow
 from dpexp.report.intervals import interval_lines
@@ -14,6 +13,7 @@ from dpexp.report.losses import LOSS_HEADER, loss_lines, loss_rows
 from dpexp.report.numbers import count_of
 from dpexp.report.selection import foremost
 from dpexp.report.tables import HEADER, cell_row, scaling_title, settings, without_speedup
+from dpexp.texts import first_line, visible
 
 MOST = 100  # rows of a table, and lines of a list; the rest is only counted
 LEGEND = (
@@ -49,7 +49,7 @@ def markdown(content: Content) -> str:
     ]
     if content.command:
         lines = content.command.splitlines()
-        blocks += ["## Again", "\n".join(f"    {line}" for line in lines)]
+        blocks += ["## Again", "\n".join(f"    {visible(line)}" for line in lines)]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dpexp.errors import first_line
 from dpexp.report.content import Content
 from dpexp.report.findings import Failure
 from dpexp.report.intervals import interval_lines, with_interval
@@ -21,6 +20,7 @@ from dpexp.report.losses import loss_lines
 from dpexp.report.numbers import count_of, significant
 from dpexp.report.scaling import Cell
 from dpexp.report.selection import foremost, named
+from dpexp.texts import first_line, visible
 
 HEADER = (
     "#",
@@ -76,7 +76,7 @@ def print_report(content: Content, console: Console) -> None:
     """The answer, the scaling table, what it says, and what failed or was skipped with reasons."""
 
     def line(text: str) -> None:
-        console.print(escape(text), soft_wrap=True, highlight=False)
+        console.print(escape(visible(text)), soft_wrap=True, highlight=False)
 
     for text in content.answers:
         line(text)
@@ -87,7 +87,7 @@ def print_report(content: Content, console: Console) -> None:
     for index, head in enumerate(HEADER):
         table.add_column(head, justify="right" if 2 <= index <= 8 else "left", no_wrap=True)
     for cell in shown:
-        table.add_row(*(escape(text) for text in cell_row(cell)))
+        table.add_row(*(escape(visible(text)) for text in cell_row(cell)))
     console.print(table)
     if len(shown) < len(content.cells):
         line(f"and {count_of(len(content.cells) - len(shown), 'more cell')} in summary.csv")
@@ -127,12 +127,12 @@ def show(
         page = folder / "report.html"
         path = page if page.exists() else folder / "report.md"
         for line in pointers("report", path, folder if board else None):
-            console.print(escape(line), soft_wrap=True, highlight=False)
+            console.print(escape(visible(line)), soft_wrap=True, highlight=False)
     else:
         reason = problems[0].partition(": ")[2]
         problems = [f"the report cannot be written to {folder}: {reason}"]
     for problem in problems:
-        errors.print(escape(f"dpexp: {problem}"), soft_wrap=True, highlight=False)
+        errors.print(escape(visible(f"dpexp: {problem}")), soft_wrap=True, highlight=False)
 
 
 def settings(cells: Sequence[Cell]) -> list[str]:
