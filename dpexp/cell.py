@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any
 from dpexp import env, network, server
 from dpexp.check import check
 from dpexp.config import to_plain
-from dpexp.console import leave_quietly
+from dpexp.console import leave_quietly, say
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.provenance import code_of, git_state
@@ -236,7 +235,7 @@ def claim_folder(folder: Path) -> None:
 def announce(notes: Any) -> None:
     """Tell the user what she may not have expected."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 
 from dpexp import env
+from dpexp.texts import first_line
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def patient_submitit() -> Iterator[None]:
             return list(original(job))
         except (FailedJobError, UncompletedJobError) as error:
             lost = JobReturn(status=JobStatus.FAILED)
-            lost.return_value = RuntimeError(str(error).strip().splitlines()[0])
+            lost.return_value = RuntimeError(first_line(error))
             return [lost]
 
     Job.results = results
