@@ -68,7 +68,8 @@ def launch(job: RankJob, user_dir: Path) -> RunResult:
 def _launched(job: RankJob, user_dir: Path, scratch: Path) -> RunResult:
     ranks = job.plan.num_processes
     beacon = multiprocessing.get_context(server.method()).RawArray("q", WIDTH * ranks)
-    variables = {**_network_variables(), **env.snapshot()}
+    devices = env.showing(job.plan.claimed_devices)
+    variables = {**_network_variables(), **env.snapshot(), **devices}
     launched = rank.LaunchedRank(job, variables, user_dir, scratch, rank.Stdio(), beacon, ignored())
     watchdog = Watchdog(beacon, ranks, scratch, job.plan.config.watchdog_s)
     agent = Agent(launched, ranks, watchdog)

@@ -91,6 +91,9 @@ def main(launched: LaunchedRank) -> RunResult | None:
     enter(launched.user_dir)
     outer = env.outer_launcher()
     rank = outer.rank if outer is not None else 0
+    if launched.job.plan.pinned:
+        # Before there are other threads: those that come later inherit it, loader processes too.
+        os.sched_setaffinity(0, launched.job.plan.pinned[rank])
 
     def keep(error: ErrorRecord, partial: RankResult | None) -> None:
         last = {"error": asdict(error), "partial": partial and asdict(partial)}
