@@ -121,7 +121,7 @@ def _chosen(place: int, wanted: Wanted, run_folder: Path) -> Claim | list[str]:
                 handles[name] = handle
         if len(handles) < wanted.count:
             return taken
-        note = json.dumps({"pid": os.getpid(), "folder": str(run_folder)}).encode()
+        note = json.dumps({"pid": os.getpid(), "folder": str(run_folder.absolute())}).encode()
         for handle in handles.values():
             os.ftruncate(handle, 0)
             os.pwrite(handle, note, 0)
