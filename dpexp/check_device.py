@@ -1,4 +1,4 @@
-"""What a config asks of a kind of device that it cannot do. Pure; no torch."""
+"""What a config asks of the kind of device that it gets. Pure; no torch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ from dpexp.errors import ConfigError
 from dpexp.schema import Config, Precision, StrategyName
 
 
-def check_device(config: Config, device_type: str) -> None:
-    """Refuse what this kind of device cannot do.
+def check_precision(config: Config, device_type: str) -> None:
+    """Refuse formats and memory that only CUDA devices have.
 
     Raises:
-        ConfigError: see the message.
+        ConfigError: the device here is another one.
     """
-    _check_precision(config, device_type)
-    _check_preparation(config, device_type)
-
-
-def _check_precision(config: Config, device_type: str) -> None:
     if config.precision is Precision.tf32 and device_type != "cuda":
         raise ConfigError(
             "precision",
@@ -35,7 +30,12 @@ def _check_precision(config: Config, device_type: str) -> None:
         )
 
 
-def _check_preparation(config: Config, device_type: str) -> None:
+def check_preparation(config: Config, device_type: str) -> None:
+    """Refuse what cannot be done to a model on this device.
+
+    Raises:
+        ConfigError: `prepare.sync_batchnorm` where there are no CUDA devices of several processes.
+    """
     strategy = config.parallel.strategy
     if not config.prepare.sync_batchnorm or strategy is StrategyName.none:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpexp.check_device import check_device
+from dpexp.check_device import check_precision, check_preparation
 from dpexp.check_measuring import check_ranks, check_sleeps, injected
 from dpexp.errors import ConfigError
 from dpexp.extra_work import extra_work
@@ -95,7 +95,8 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
             f"{num_devices} devices needs {num_processes}",
             fix=f"torchrun --nproc-per-node {num_processes}, or another num_devices",
         )
-    check_device(config, device_type)
+    check_precision(config, device_type)
+    check_preparation(config, device_type)
     batch_rows = int(config.batch_size) * (num_devices if config.scaling is Scaling.weak else 1)
     batch_rows_per_device = max(chunk_sizes(batch_rows, num_devices))
     _check_rows(config, batch_rows_per_device)
