@@ -111,6 +111,11 @@ def showing(devices: tuple[str, ...]) -> dict[str, str]:
     return {_DEVICES: ",".join(devices)} if devices else {}
 
 
+def with_threads(count: int) -> dict[str, str]:
+    """What makes a process's ranks have so many threads each."""
+    return {"OMP_NUM_THREADS": str(count)}
+
+
 @contextmanager
 def torch_leaves_signals() -> Iterator[None]:
     """Keep torch's elastic agent from handlers of its own.
@@ -184,6 +189,11 @@ def sweep_process() -> tuple[str, int, float] | None:
     """Host, process id and start time of the process that the sweep is; None where not known."""
     told = json.loads(os.environ.get(_SWEEP, "null"))
     return None if told is None else (str(told[0]), int(told[1]), float(told[2]))
+
+
+def of_the_sweep() -> dict[str, str]:
+    """What :func:`changed_by_launcher` and :func:`sweep_process` read, for processes elsewhere."""
+    return {name: os.environ[name] for name in (_TYPED, _SWEEP) if name in os.environ}
 
 
 def protect_ray() -> None:
