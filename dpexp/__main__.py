@@ -48,7 +48,7 @@ def run_job(composed: DictConfig) -> float | None:
     except ConfigError as error:
         console.refuse(error)
     try:
-        told = _launchers_notes(settings) if in_sweep else []
+        told = _launchers_notes(settings, pin=config.pin) if in_sweep else []
         user_dir = Path(settings.runtime.cwd)
         run = partial(run_cell, config, folder, user_dir, in_sweep=in_sweep, told=told)
         with _imports_kept() if in_sweep else nullcontext():
@@ -90,8 +90,9 @@ def _figure(result: RunResult) -> float | None:
     return (result.throughput or {}).get("samples_per_s")
 
 
-def _launchers_notes(settings: Any) -> list[str]:
-    together, changed = launchers.simultaneous(settings), launchers.changed_variables(settings)
+def _launchers_notes(settings: Any, *, pin: bool) -> list[str]:
+    together = launchers.simultaneous(settings, pin=pin, in_cell=True)
+    changed = launchers.changed_variables(settings)
     announce(changed)
     return [*([together] if together else []), *changed]  # the sweep has told the first
 

@@ -20,6 +20,7 @@ from dpexp.provenance import code_of, git_state
 from dpexp.recording import UnwrittenResultError, record, write_result
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
+from dpexp.seats import seated
 from dpexp.stopping import STOP_SIGNALS, listen
 
 
@@ -66,7 +67,10 @@ def run_cell(
 
         facts = gather_facts()
         environment = describe_environment(facts) | _provenance(config, user_dir)
-        with _interrupts_recorded(folder, user_dir):
+        with (
+            _interrupts_recorded(folder, user_dir),
+            seated(config, facts, environment, folder, in_sweep) as facts,
+        ):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
             announce((*seen, *plan.notes))
             plan = replace(plan, notes=(*seen, *plan.notes, *told))
@@ -82,8 +86,10 @@ def run_cell(
     _raise_if_refused(result, in_sweep)
     if result.status == "ok":
         announce([note for note in result.notes if note not in plan.notes])
-    if search is not None:
-        result = _with_search(result, search)
+    return _recorded(result if search is None else _with_search(result, search), folder, user_dir)
+
+
+def _recorded(result: RunResult, folder: Path, user_dir: Path) -> RunResult:
     recorded = record(result, folder, user_dir)
     announce(recorded.notes[len(result.notes) :])
     return recorded

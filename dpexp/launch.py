@@ -67,8 +67,10 @@ def launch(job: RankJob, user_dir: Path) -> RunResult:
 def _launched(job: RankJob, user_dir: Path, scratch: Path) -> RunResult:
     ranks = job.plan.num_processes
     beacon = multiprocessing.get_context(server.method()).RawArray("q", WIDTH * ranks)
+    devices = env.showing(job.plan.claimed_devices)
     # One machine talks to itself: over loopback, unless the user named an interface.
-    variables = {**network.variables_of(None, one_host=True), **env.snapshot()}
+    own = network.variables_of(None, one_host=True)
+    variables = {**own, **env.snapshot(), **devices}
     launched = rank.LaunchedRank(job, variables, user_dir, scratch, rank.Stdio(), beacon, ignored())
     watchdog = Watchdog(beacon, ranks, scratch, job.plan.config.watchdog_s)
     agent = Agent(launched, ranks, watchdog)

@@ -93,6 +93,9 @@ def main(launched: LaunchedRank) -> RunResult | None:
     env.restore({**launched.variables, **agent})
     enter(launched.user_dir)
     rank = env.own_rank()
+    if launched.job.plan.pinned:
+        # Before there are other threads: those that come later inherit it, loader processes too.
+        os.sched_setaffinity(0, launched.job.plan.pinned[rank])
 
     def keep(error: ErrorRecord, partial: RankResult | None) -> None:
         last = {"error": asdict(error), "partial": partial and asdict(partial)}

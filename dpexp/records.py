@@ -157,6 +157,8 @@ class RunResult:
     num_devices: int | None = None
     num_processes: int | None = None
     threads_per_process: int | None = None
+    pinned: list[list[int]] | None = None  # cores of each rank
+    claimed_devices: list[str] | None = None  # cuda:0 and so on, as CUDA_VISIBLE_DEVICES names them
     batch: dict[str, int] | None = None
     scaling: str | None = None
     steps: dict[str, int] | None = None

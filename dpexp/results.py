@@ -147,6 +147,8 @@ def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
         "num_devices": plan.num_devices,
         "num_processes": plan.num_processes,
         "threads_per_process": plan.threads_per_process,
+        "pinned": [list(cores) for cores in plan.pinned] or None,
+        "claimed_devices": list(plan.claimed_devices) or None,
         "batch": {"global": plan.batch_rows, "per_device": plan.batch_rows_per_device},
         "scaling": plan.config.scaling.value,
         "repeat": plan.config.repeat,

@@ -218,6 +218,10 @@ class Config:
     num_devices: int | str = doc(
         "how many devices the batch is spread over; auto = all there are", "devices"
     )
+    pin: bool = doc(
+        "on a CPU: cores of its own for each rank, which no other pinned run takes meanwhile",
+        "devices",
+    )
     batch_size: int | str = doc(
         "rows of a batch: global under strong scaling, per device under weak; auto = as many as "
         "fit",
