@@ -15,6 +15,7 @@ import psutil
 import pytest
 from browserfixtures import browser, open_page, page, picture  # noqa: F401  # fixtures
 from fakeevents import Event
+from signalled import start  # noqa: F401  # a fixture
 
 from dpexp import server
 
