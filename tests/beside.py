@@ -27,22 +27,23 @@ NAMES = {
     """,
     "report": """
         answers bars boards build_report capacity cells colors content figures intervals
-        large_page large_reports markdown markup numbers page parity_report report_command
-        scaling tables waterfall
+        large_page large_reports markdown markup numbers page parity_report
+        report_command scaling tables waterfall
     """,
     "sinks": """
         sink_csv sink_facts sink_tensorboard sink_timeline
     """,
     "": """
         accumulation anatomy arrays bad_input batch_search batches build calibration
-        calibration_restores careful causes check check_measuring check_sinks check_workloads
-        collate comm_recorder comm_times comparing compose composing config contrast cut device
-        env equality errors evaluate experiments exposure extra_work extras feed files gpt
-        inspect job_config judge launchers loading losses masking metrics models nvml odd_text
-        optimizers packaging pairing parity plan plan_workloads precision preload prepare
-        provenance rates records reference repeating repeats results resuming run_folder
-        schedule shapes soundness stats stragglers streams sweep synthetic tolerance tracing
-        training transfer tutorial uncertainty uncut weights
+        calibration_restores careful causes check check_measuring check_sinks
+        check_workloads collate comm_recorder comm_times comparing compose composing
+        config contrast cut device env equality errors evaluate experiments exposure
+        extra_work extras feed files gpt inspect job_config judge launched_ranks
+        launchers launching loading losses masking metrics models nvml odd_text
+        optimizers packaging pairing parity plan plan_workloads precision preload
+        prepare provenance rates records reference repeating repeats results resuming
+        run_folder schedule shapes soundness stats stragglers streams sweep synthetic
+        tolerance tracing training transfer tutorial uncertainty uncut weights
     """,
 }
 MODULES = frozenset(
