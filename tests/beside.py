@@ -1,8 +1,8 @@
 """The modules whose tests may run beside others: `make test` runs two of them at a time.
 
-They find the same on a busy machine as on a quiet one. A module that measures time, waits with a
-short limit or looks at the whole machine is not one of them; tests/test_beside.py looks for what
-such modules use. A module that is not named here runs alone.
+They find the same on a busy machine as on a quiet one. A module that measures time, has a short
+limit for what it waits for or looks at the whole machine is not one of them; tests/test_beside.py
+looks for what such modules use. A module that is not named here runs alone.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ NAMES = {
         calibration_restores careful causes check check_measuring check_sinks
         check_workloads collate comm_recorder comm_times comparing compose composing
         config contrast cut device env equality errors evaluate experiments exposure
-        extra_work extras feed files gpt inspect job_config judge launched_ranks
-        launchers launching loading losses masking metrics models nvml odd_text
-        optimizers packaging pairing parity plan plan_workloads precision preload
-        prepare provenance rates records reference repeating repeats results resuming
-        run_folder schedule shapes soundness stats stragglers streams sweep synthetic
-        tolerance tracing training transfer tutorial uncertainty uncut weights
+        extra_work extras failures feed files full_disk gpt inspect job_config judge
+        launched_ranks launchers launching loading losses masking metrics models nvml
+        odd_text optimizers packaging pairing parity plan plan_workloads precision
+        preload prepare provenance publishing rates records reference repeating repeats
+        results resume resuming run_folder schedule shapes soundness stats stragglers
+        streams sweep synthetic tolerance tracing training transfer tutorial uncertainty
+        uncut weights
     """,
 }
 MODULES = frozenset(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from beside import MODULES
 
-# What a test uses that measures time, waits, or looks at more than its own processes.
+# What a test uses that measures a time or looks at more than its own processes.
 OF_THE_MACHINE = re.compile(
-    r"\btime\.(?:monotonic|perf_counter|sleep|time)\b|\bnow_s\b|\btimeit\b"
+    r"monotonic\(\) -|\bperf_counter|\bnow_s\b|\btimeit\b"
     r"|\bsignalled\b|\bprocess_iter\b|\bnet_connections\b"
 )
 
