@@ -33,7 +33,7 @@ from dpexp.launched_cell import WIND_DOWN_S
 from dpexp.launcher_fixes import patient_submitit, private_ray
 from dpexp.launchers import BASIC, LOCAL, RAY, SLURM, name_of, target_of
 from dpexp.recording import write_result
-from dpexp.records import ErrorRecord, RunResult, read_run
+from dpexp.records import STEP_TABLES, ErrorRecord, RunResult, read_run
 from dpexp.stopping import ECHO_S, GRACE_S, Stop, answer_with
 
 POLL_S = 0.05
@@ -260,7 +260,7 @@ def _record_lost(
         scaling=str(config.get("scaling")),
         error=ErrorRecord(kind, "Launcher", message, phase="launch"),
         repeat=config.get("repeat", 0),
-        notes=["see steps.rank*.csv"] if any(folder.glob("steps.rank*.csv")) else [],
+        notes=[f"see {STEP_TABLES}"] if any(folder.glob(STEP_TABLES)) else [],
     )
     write_result(result, folder)
 

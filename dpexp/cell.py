@@ -18,7 +18,7 @@ from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.provenance import code_of, git_state
 from dpexp.recording import UnwrittenResultError, record, write_result
-from dpexp.records import ErrorRecord, RunResult
+from dpexp.records import STEP_TABLES, ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 from dpexp.seats import seated
 from dpexp.stopping import STOP_SIGNALS, listen
@@ -228,7 +228,7 @@ def claim_folder(folder: Path) -> None:
     Raises:
         ConfigError: it does.
     """
-    held = [*folder.glob("run.json"), *folder.glob("steps.rank*.csv")]
+    held = [*folder.glob("run.json"), *folder.glob(STEP_TABLES)]
     if held:
         raise ConfigError(
             "hydra.run.dir",
@@ -260,7 +260,7 @@ def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
         yield
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
-        result = replace(stop.result, notes=[*stop.result.notes, "see steps.rank*.csv"])
+        result = replace(stop.result, notes=[*stop.result.notes, f"see {STEP_TABLES}"])
         try:
             with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record
                 result = record(result, folder, user_dir)

@@ -42,6 +42,7 @@ class OuterLauncher:
     run_id: str
     master_addr: str
     master_port: int
+    host: int = 0  # which of the run's hosts, or of torchrun's agents
 
 
 def outer_launcher() -> OuterLauncher | None:
@@ -67,6 +68,8 @@ def outer_launcher() -> OuterLauncher | None:
         run_id=os.environ["TORCHELASTIC_RUN_ID"],
         master_addr=os.environ["MASTER_ADDR"],
         master_port=int(os.environ["MASTER_PORT"]),
+        # Tasks of srun that are ranks by themselves have no agent that sets the first one.
+        host=int(os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or 0),
     )
 
 

@@ -147,6 +147,7 @@ LAYERS: dict[int, list[str]] = {
         "comm_times",
         "pause",
         "recorder",
+        "gathering",
         "rows",
         "training",
         "loop",
@@ -175,6 +176,7 @@ LAYERS: dict[int, list[str]] = {
     5: [
         "launch",
         "agent",
+        "one_queue",
         "watchdog",
         "causes",
         "batch_search",

@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 # Folders below a sweep's that hold no cell: earlier attempts, what launchers leave, TensorBoard's.
 NO_CELLS = ("earlier", "scaling")
 # What a cell's folder has while it runs.
-_TRACES = (".hydra", "dpexp.log", "steps.rank0.csv")
+_TRACES = (".hydra", "dpexp.log", "steps.rank0.csv", "steps.host0.csv")
 # Of no use in a report; they are most of a result.
 _DROPPED = ("compute", "energy", "machine", "stragglers", "timing", "uncertainty")
 _KEPT = {
