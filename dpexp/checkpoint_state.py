@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from dpexp.batches import seed_all
@@ -152,9 +151,18 @@ def _names(model: nn.Module) -> dict[nn.Parameter, str]:
 
 def _owned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter] | None:
     """The parameters whose state this rank keeps, under ZeRO; None: of all."""
-    if not isinstance(optimizer, ZeroRedundancyOptimizer):
+    inner = _inner(optimizer)
+    if inner is optimizer:
         return None
-    return [each for group in optimizer.optim.param_groups for each in group["params"]]
+    return [each for group in inner.param_groups for each in group["params"]]
+
+
+def _inner(optimizer: torch.optim.Optimizer) -> Any:
+    """Under ZeRO the optimizer of this rank's parameters. Its module takes most of a second to
+    import, so it is known by its name.
+    """
+    zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+    return getattr(optimizer, "optim") if zero else optimizer  # noqa: B009
 
 
 def _optimizer(training: Training, tensors: Tensors) -> dict[str, Any]:
@@ -164,8 +172,8 @@ def _optimizer(training: Training, tensors: Tensors) -> dict[str, Any]:
     step at each call, and it cannot take a state apart that ZeRO keeps.
     """
     optimizer, names = training.optimizer, _names(training.model)
-    zero = _owned(optimizer) is not None
-    inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    inner = _inner(optimizer)
+    zero = inner is not optimizer
     plain: dict[str, Any] = {}
     for parameter, values in inner.state.items():
         name = names[parameter]

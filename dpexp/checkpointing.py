@@ -12,14 +12,13 @@ import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import distributed as dist
 
-from dpexp import __version__, checkpoint, checkpoint_storage
+from dpexp import __version__, checkpoint
 from dpexp.checkpoint import STATE, Checkpoint
-from dpexp.checkpoint_state import Taken, put_back, take
 from dpexp.comm import Comm
 from dpexp.config import to_plain
 from dpexp.errors import ConfigError
@@ -30,6 +29,9 @@ from dpexp.plan import RunPlan
 from dpexp.recorder import Recorder
 from dpexp.timing import now_s
 from dpexp.training import Training
+
+if TYPE_CHECKING:  # with it comes torch's distributed checkpoint, which few runs need
+    from dpexp.checkpoint_state import Taken
 
 log = logging.getLogger(__name__)
 
@@ -104,18 +106,33 @@ class Checkpoints:
         self._count = self._bytes = 0
         self._last: int | None = None
         self.failures: list[str] = []
-        if training is not None and (self._saves or began_from is not None):
-            self._group = comm.aside()
-            checkpoint_storage.quiet()
-        if training is not None and self._saves:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    def go_on(self) -> tuple[str, ...]:
-        """Put the checkpoint that the run goes on from into what was built; notes on it."""
+    def begin(self) -> tuple[str, ...]:
+        """Put the checkpoint that the run goes on from into what was built.
+
+        All ranks call it, before the first step.
+
+        Returns:
+            Notes on it.
+
+        Raises:
+            ConfigError: it cannot be loaded, or what is to be saved holds what cannot be.
+        """
         found = self._began_from
-        if found is None or self._training is None:
+        if self._training is None or (found is None and not self._saves):
             return ()
-        same = put_back(
+        from dpexp import checkpoint_state, checkpoint_storage
+
+        self._group = self._comm.aside()
+        checkpoint_storage.quiet()
+        if self._saves:
+            # What cannot be saved is told now, and what is made once is not made between two steps.
+            checkpoint_state.take(self._plan, self._comm, self._device, self._training)
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            self._saved_s = now_s()
+        if found is None:
+            return ()
+        same = checkpoint_state.put_back(
             found, self._plan, self._comm, self._device, self._training, self._group
         )
         self._recorder.first_loss, self._recorder.last_loss = found.state["loss"]
@@ -145,6 +162,8 @@ class Checkpoints:
             return
         if not (self.due(step) or self._time_is_up()):
             return
+        from dpexp.checkpoint_state import take
+
         began_s = now_s()
         self._progress.during = "the checkpoint"
         self._wait()
@@ -219,6 +238,8 @@ class Checkpoints:
 
     def _write(self, taken: Taken, state: dict[str, Any]) -> None:
         """In the thread: all ranks write into a folder that rank 0 gives its name at the end."""
+        from dpexp import checkpoint_storage
+
         began_s = now_s()
         folder = checkpoint.folder_of(self._run)
         name = checkpoint.name_of(state["step"])

@@ -175,7 +175,7 @@ def _measure(
             torch.set_grad_enabled(training is not None),
             _flushed(recorder, progress, report),
         ):
-            gone_on = saved.go_on()
+            gone_on = saved.begin()
             work = replace(work, first=first, due=saved.due, between=saved.between)
             run_steps(
                 built.transfer.ahead(built.feed.batches),

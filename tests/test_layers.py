@@ -171,6 +171,7 @@ LAYERS: dict[int, list[str]] = {
     ],
     5: [
         "launch",
+        "restarting",
         "agent",
         "watchdog",
         "causes",
