@@ -45,7 +45,8 @@ def run_job(composed: DictConfig) -> float | None:
         _told(partial(unreadable, raw, error, folder), folder, in_sweep=True)
         return None
     try:
-        claim_folder(folder)
+        if config.resume is None:  # else the callback has made room there
+            claim_folder(folder)
     except ConfigError as error:
         console.refuse(error)
     try:
@@ -55,7 +56,8 @@ def run_job(composed: DictConfig) -> float | None:
         with _imports_kept() if in_sweep else nullcontext():
             result = _told(run, folder, in_sweep=in_sweep)
     except ConfigError as error:
-        compose.discard(folder)
+        if config.resume is None:
+            compose.discard(folder)
         console.refuse(error)
     except InterruptedRunError as stop:
         print(f"{stop.result.label}: {stop}; its steps so far are in {folder}", file=sys.stderr)

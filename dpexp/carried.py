@@ -63,7 +63,7 @@ def names_in(plain: Any) -> list[str]:
     return [name for each in plain.values() for name in names_in(each)]
 
 
-def join(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def join(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa: PLR0911  # a table
     """What :func:`split` was given, of the same types."""
     if isinstance(plain, list):
         return [join(each, tensors) for each in plain]

@@ -1,8 +1,8 @@
 """The folder of a run's checkpoints: which there are, which are whole. No torch.
 
-``checkpoints/step-<k>/`` holds the state after k steps: files of torch's distributed checkpoint with
-all tensors, and ``state.json`` with all else. It gets its name when all of it is written, so what has
-another name was cut off. ``state.json`` says which files there are and how long they are.
+``checkpoints/step-<k>/`` holds the state after k steps: files of torch's distributed checkpoint
+with all tensors, and ``state.json`` with all else. It gets its name when all of it is written, so
+what has another name was cut off. ``state.json`` says which files there are and how long they are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _OF_ATTEMPT = (
     "trace.rank*.json",
     "weights.pt",
     "*tfevents*",
-    ".hydra",
 )
 
 
@@ -83,15 +82,18 @@ def clear(run: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def put_aside(run: Path) -> Path | None:
+def put_aside(run: Path, also: tuple[str, ...] = ()) -> Path | None:
     """Move what an attempt at a run has written to ``earlier/attempt-<k>``; checkpoints stay.
 
     There its event file gets another name, so that it is no run for TensorBoard.
 
+    Args:
+        also: names of more that is moved.
+
     Returns:
         Where it lies now; None if there was nothing.
     """
-    written = [path for pattern in _OF_ATTEMPT for path in sorted(run.glob(pattern))]
+    written = [path for pattern in (*_OF_ATTEMPT, *also) for path in sorted(run.glob(pattern))]
     if not written:
         return None
     earlier = run / EARLIER

@@ -51,7 +51,9 @@ def take(plan: RunPlan, comm: Comm, device: torch.device, training: Training) ->
         model = {_MODEL + k: v for k, v in get_model_state_dict(training.model).items()}
         plain = {
             "model": split(
-                {k: v for k, v in model.items() if not isinstance(v, torch.Tensor)}, "extra", tensors
+                {k: v for k, v in model.items() if not isinstance(v, torch.Tensor)},
+                "extra",
+                tensors,
             ),
             "optimizer": _optimizer(training, tensors),
             "training": split(training.state(), "training", tensors),
@@ -274,13 +276,19 @@ def _generators(plan: RunPlan, device: torch.device) -> Tensors:
     version, python, python_gauss = random.getstate()
     found = {
         "cpu": torch.get_rng_state(),
-        "numpy": torch.tensor([*map(float, words), position, has_gauss, gauss], dtype=torch.float64),
+        "numpy": torch.tensor(
+            [*map(float, words), position, has_gauss, gauss], dtype=torch.float64
+        ),
         "python": torch.tensor(
             [version, *python, torch.nan if python_gauss is None else python_gauss],
             dtype=torch.float64,
         ),
     }
     return found | {name: get() for name, (get, _) in _accelerators(plan, device)}
+
+
+def _float64(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _set_generators(states: Tensors, plan: RunPlan, device: torch.device) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints on disk: torch's distributed checkpoint, read without running what a pickle says.
 
-torch's own reader loads ``.metadata`` with pickle, which runs whatever a file tells it to, and so it
-does with all that is not a tensor. So here only tensors are given to torch, which loads them with
-``weights_only``, and ``.metadata`` is read by an unpickler that knows the few classes that are in it.
+torch's own reader loads ``.metadata`` with pickle, which runs whatever a file tells it to, and so
+it does with all that is not a tensor. So here only tensors are given to torch, which loads them
+with ``weights_only``, and ``.metadata`` is read by an unpickler that knows the few classes in it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from pathlib import Path, PosixPath, PurePosixPath
 from typing import Any, final
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import distributed as dist
 from torch.distributed.checkpoint import metadata as parts
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+)
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.serialization import _get_layout
 
 Tensors = dict[str, torch.Tensor]
@@ -56,8 +61,8 @@ def write(tensors: Tensors, folder: Path, group: dist.ProcessGroup | None) -> No
     Raises:
         Exception: one of the ranks could not write; then it is raised on all of them.
     """
-    writer = dcp.FileSystemWriter(folder)
-    dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+    writer = FileSystemWriter(folder)
+    save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
 
 
 def read(tensors: Tensors, folder: Path, group: dist.ProcessGroup | None) -> None:
@@ -65,7 +70,7 @@ def read(tensors: Tensors, folder: Path, group: dist.ProcessGroup | None) -> Non
 
     All ranks of `group` call it. A sharded tensor gets this rank's part, however it was saved.
     """
-    dcp.load(
+    load(
         dict(tensors),
         storage_reader=_Reader(folder),
         planner=_TensorsOnly(),
@@ -92,7 +97,7 @@ def quiet() -> None:
 
 
 @final
-class _Reader(dcp.FileSystemReader):
+class _Reader(FileSystemReader):
     """torch's reader, with another way to read the metadata."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

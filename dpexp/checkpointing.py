@@ -1,7 +1,7 @@
 """Saves the state of a run while it goes on.
 
-Between two steps the state is copied to the host; a thread writes the copy while the next steps run,
-all ranks together, over a group of their own. What the copies took is in no step's time.
+Between two steps the state is copied to the host; a thread writes the copy while the next steps
+run, all ranks together, over a group of their own. What the copies took is in no step's time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dpexp.checkpoint import STATE, Checkpoint
 from dpexp.comm import Comm
 from dpexp.config import to_plain
 from dpexp.errors import ConfigError
+from dpexp.failures import LOST
 from dpexp.files import write_whole
 from dpexp.identity import strict_json
 from dpexp.loop import Progress
@@ -137,8 +138,8 @@ class Checkpoints:
         )
         self._recorder.first_loss, self._recorder.last_loss = found.state["loss"]
         notes = [
-            f"goes on from its checkpoint after {found.step} steps: its timing is of the steps after "
-            "it alone, and it is no measure of an undisturbed run"
+            f"goes on from its checkpoint after {found.step} steps: its timing is of the steps "
+            "after it alone, and it is no measure of an undisturbed run"
         ]
         if not same:
             notes.append(
@@ -257,7 +258,9 @@ class Checkpoints:
         except Exception as error:  # noqa: BLE001  # no room, a lost peer: the run goes on
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             self.failures.append(f"{name}: {reason}")
-            log.warning("the checkpoint %s could not be saved: %s", name, reason)
+            # A lost peer is told as the end of the run, which it is.
+            level = logging.INFO if any(sign in reason for sign in LOST) else logging.WARNING
+            log.log(level, "the checkpoint %s could not be saved: %s", name, reason)
             if self._comm.rank == 0:
                 shutil.rmtree(part, ignore_errors=True)
             return
@@ -279,4 +282,3 @@ def carried_parity(
     else:
         why = ""
     return certificate, (f"parity: a run that goes on is not checked: {why}",) if why else ()
-

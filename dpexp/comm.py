@@ -210,7 +210,8 @@ class TorchComm(Comm):
             dist.broadcast(tensor, src=0)
 
     def aside(self) -> dist.ProcessGroup | None:
-        return dist.new_group(backend="gloo")
+        group: dist.ProcessGroup = dist.new_group(backend="gloo")
+        return group
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-# How long to wait before a run is given up, and how often it is tried: a run that ended well was not ended by it.
+# How long to wait before a run is given up, and how often it is tried: a run that ended well was
+# not ended by them.
 LIMITS = ("parallel.timeout_s", "parallel.max_restarts", "loader.timeout_s", "watchdog_s")
 
 

@@ -140,7 +140,6 @@ def run_steps(batches: Batches, work: Work) -> None:
     training, mark = work.training, work.clock.mark
     if work.pause_after < work.first:
         work.pause(None, 0)
-    progress.begin()
     marks = [mark()]
     while True:
         progress.phase = "data"
@@ -181,8 +180,7 @@ def run_steps(batches: Batches, work: Work) -> None:
         end = mark()
         marks.append(end)
         if pausing or recorder.flush_due() or work.due(batch.step):
-            _meet(work)
-            work.between(batch.step, batch.epoch)
+            _meet(work, batch)
             if kept is not None:
                 work.pause(kept, global_rows)
                 kept = None
@@ -216,10 +214,16 @@ def _row(
     )
 
 
-def _meet(work: Work) -> None:
-    """Write what was recorded. A point where device and ranks meet, in no step's time."""
+def _meet(work: Work, batch: GlobalBatch | None = None) -> None:
+    """Write what was recorded. A point where device and ranks meet, in no step's time.
+
+    Args:
+        batch: of the step before, unless it was the last.
+    """
     work.recorder.flush()
     work.strategy.agree()
+    if batch is not None:
+        work.between(batch.step, batch.epoch)
 
 
 def forward_backward(

@@ -71,8 +71,8 @@ class Attempts:
         count = len(self._causes)
         restarts = {"count": count, "causes": self._causes, "lost_s": self._lost_s}
         note = (
-            f"started again {count} time{'s' if count > 1 else ''} after a rank was lost: its timing "
-            "is of the steps since then alone, and it is no measure of an undisturbed run"
+            f"started again {count} time{'s' if count > 1 else ''} after a rank was lost: its "
+            "timing is of the steps since then alone, and it is no measure of an undisturbed run"
         )
         return replace(result, restarts=restarts, notes=[*result.notes, note])
 

@@ -253,7 +253,7 @@ class Config:
         "measuring",
     )
     repeat: int = doc("which repeat this run is; set by a sweep with repeats", "measuring")
-    resume: Any = doc("what to go on with: a folder, last (sweep) or true (newest run)", "measuring")
+    resume: Any = doc("what to go on with: a folder, last (sweep), true (newest run)", "measuring")
     rerun: Rerun | None = doc(
         "with resume: failed (cells that began and are not ok) or all; null = all that are not ok",
         "measuring",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from dpexp.comm import Comm, connect
 from dpexp.comm_recorder import CommRecorder
 from dpexp.compute import compute_of, peak_of
 from dpexp.config import to_plain
-from dpexp.device import forget_peaks, peak_device_bytes, peak_resident_bytes, prepare
+from dpexp.device import forget_peaks, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
 from dpexp.events.file import code_block
 from dpexp.feed import end_notes
@@ -35,6 +34,7 @@ from dpexp.parity import check_parity
 from dpexp.pause import Pause
 from dpexp.plan import RunPlan
 from dpexp.precision import set_float32
+from dpexp.rank_result import rank_result
 from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble
@@ -51,7 +51,6 @@ from dpexp.sinks import (
 from dpexp.timing import make_clock
 from dpexp.tracing import take_trace
 from dpexp.tutorial import TutorialPrinter
-from dpexp.uncertainty import within_run
 from dpexp.weights import fingerprint, save_weights
 
 log = logging.getLogger(__name__)
@@ -168,7 +167,7 @@ def _measure(
         )
         pause = Pause(work, built, plan, comm, beside)
         report = partial(
-            _rank_result, plan, recorder, shapes, rank, str(device), built.notes, facts, saved
+            rank_result, plan, recorder, shapes, rank, str(device), built.notes, facts, saved
         )
         with (
             watch_submodules(model, config.shapes.depth, shapes),
@@ -176,6 +175,7 @@ def _measure(
             _flushed(recorder, progress, report),
         ):
             gone_on = saved.begin()
+            progress.begin()
             work = replace(work, first=first, due=saved.due, between=saved.between)
             run_steps(
                 built.transfer.ahead(built.feed.batches),
@@ -269,42 +269,6 @@ def _flushed(
             log.exception("the last steps could not be written")
         progress.partial = report()
         raise  # the reason why the steps ended, not what writing them met
-
-
-def _rank_result(
-    plan: RunPlan,
-    recorder: Recorder,
-    shapes: ShapeLog,
-    rank: int,
-    device: str,
-    notes: tuple[str, ...],
-    facts: dict[str, Any],
-    saved: Checkpoints,
-) -> RankResult:
-    return RankResult(
-        rank=rank,
-        steps=recorder.steps,
-        measured_steps=recorder.measured_steps,
-        rows_seen=recorder.rows_seen,
-        measured_global_rows=recorder.measured_global_rows,
-        wall_s=recorder.wall_s,
-        recording_s=recorder.recording_s,
-        timing=recorder.timing(),
-        peak_bytes=peak_resident_bytes(),
-        peak_device_bytes=peak_device_bytes(plan, rank),
-        losses=(recorder.first_loss, recorder.last_loss),
-        threads=torch.get_num_threads(),
-        device=device,
-        pid=os.getpid(),
-        shapes=shapes.records(),
-        notes=notes,
-        model=facts,
-        comm=recorder.comm_summary(),
-        checkpoint=saved.summary(),
-        uncertainty=within_run(recorder.step_seconds(), recorder.measured_global_rows)
-        if rank == 0
-        else None,
-    )
 
 
 def _yaml(plain: dict[str, Any]) -> str:
