@@ -87,8 +87,12 @@ def _imports_kept() -> Iterator[None]:
 
 
 def _figure(result: RunResult) -> float | None:
-    """What a search may prefer: no rate of a run that does not compute what one device does."""
-    if (result.parity or {}).get("verdict") == "fail":
+    """What a search may prefer: no rate of a run that does not compute what one device does.
+
+    Nor of one that did not run in one go.
+    """
+    again = result.restarts or (result.checkpoint or {}).get("gone_on_from") is not None
+    if again or (result.parity or {}).get("verdict") == "fail":
         return None
     return (result.throughput or {}).get("samples_per_s")
 

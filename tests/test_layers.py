@@ -227,6 +227,7 @@ LAYERS: dict[int, list[str]] = {
         "report.selection",
         "report.single",
         "report.tables",
+        "report.trust",
         "report.waterfall",
     ],
     6: [
