@@ -110,7 +110,7 @@ def _go_on_with_run(own: Config, config: DictConfig) -> None:
     folder = folder_to_go_on_in(own, Path(config.hydra.run.dir) if named else None)
     outer = env.outer_launcher()
     if outer is None or outer.rank == 0:
-        take_over(folder)
+        atexit.register(take_over(folder).release)
     with open_dict(config.hydra):
         config.hydra.run.dir = str(folder)
 
