@@ -55,10 +55,10 @@ from benchmarks.scale_ranks import (
     tables_of,
 )
 from dpexp.beacon import WIDTH
+from dpexp.brought import drawn_ranks, gather_results
 from dpexp.comm import CLOCK_ROUNDS
 from dpexp.device import describe_environment, gather_facts
 from dpexp.files import write_whole
-from dpexp.gathering import drawn_ranks, gather_results
 from dpexp.plan import RunPlan, make_plan
 from dpexp.records import STEP_TABLES, RankResult, RunResult, StepRecord
 from dpexp.results import assemble

@@ -111,6 +111,9 @@ class CountingComm(Comm):
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         self._inner.spread(tensors)
 
+    def aside(self) -> dist.ProcessGroup | None:
+        return None
+
     def close(self) -> None:
         return None
 

@@ -26,7 +26,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dpexp import env
+from dpexp import console, env
 from dpexp.config import load, to_plain
 from dpexp.errors import ConfigError
 from dpexp.launched_cell import WIND_DOWN_S
@@ -127,9 +127,7 @@ class CarefulLauncher(Launcher):
         text = " ".join(str(error).split()) or type(error).__name__
         if not any(self._folder.glob("*/run.json")) and not self._unfinished():
             raise HydraException(f"hydra/launcher={name}: {text}") from error
-        print(
-            f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}", file=sys.stderr
-        )
+        console.say(f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}")
         lost = JobReturn(status=JobStatus.FAILED)
         lost.return_value = error
         return self._ended([lost] * len(jobs), jobs, first)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import platform
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpexp import env, server
+from dpexp import env, network, server
 from dpexp.check import check
 from dpexp.config import to_plain
-from dpexp.console import leave_quietly
+from dpexp.console import leave_quietly, say
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.provenance import code_of, git_state
 from dpexp.recording import UnwrittenResultError, record, write_result
 from dpexp.records import STEP_TABLES, ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
+from dpexp.seats import seated
 from dpexp.stopping import STOP_SIGNALS, listen
 
 
@@ -61,21 +61,19 @@ def run_cell(
     if not in_sweep:
         git_state.cache_clear()
     try:
-        check(config, in_sweep=in_sweep)
-        outer = env.outer_launcher()
-        if outer is None:
-            several = config.parallel.strategy not in ONE_PROCESS
-            # Imports torch beside this process's own import.
-            server.start(several_ranks=several or in_sweep)
+        seen = _admit(config, in_sweep=in_sweep)
         # Only now is torch imported: a mistake in the config is told without waiting for it.
         from dpexp.device import describe_environment, gather_facts
 
         facts = gather_facts()
         environment = describe_environment(facts) | _provenance(config, user_dir)
-        with _interrupts_recorded(folder, user_dir):
+        with (
+            _interrupts_recorded(folder, user_dir),
+            seated(config, facts, environment, folder, in_sweep) as facts,
+        ):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
-            announce(plan.notes)
-            plan = replace(plan, notes=(*plan.notes, *told))
+            announce((*seen, *plan.notes))
+            plan = replace(plan, notes=(*seen, *plan.notes, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if not in_sweep:
@@ -88,11 +86,33 @@ def run_cell(
     _raise_if_refused(result, in_sweep)
     if result.status == "ok":
         announce([note for note in result.notes if note not in plan.notes])
-    if search is not None:
-        result = _with_search(result, search)
+    return _recorded(result if search is None else _with_search(result, search), folder, user_dir)
+
+
+def _recorded(result: RunResult, folder: Path, user_dir: Path) -> RunResult:
     recorded = record(result, folder, user_dir)
     announce(recorded.notes[len(result.notes) :])
     return recorded
+
+
+def _admit(config: Config, *, in_sweep: bool) -> tuple[str, ...]:
+    """Refuse what is wrong without importing torch; then let the fork server import it.
+
+    Returns:
+        Notes for the user and the record.
+
+    Raises:
+        ConfigError: see the message.
+    """
+    check(config, in_sweep=in_sweep)
+    outer = env.outer_launcher()
+    network.check_interface(config.parallel.interface, own_ranks=outer is None)
+    if outer is not None:
+        return ()
+    several = config.parallel.strategy not in ONE_PROCESS
+    # Imports torch beside this process's own import.
+    server.start(several_ranks=several or in_sweep)
+    return network.notes(several_ranks=several)
 
 
 def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:
@@ -139,6 +159,8 @@ def _run(
     if outer is not None:
         from dpexp.join import join
 
+        asked = plan.config.parallel.interface
+        env.fill_in(network.variables_of(asked, one_host=env.on_one_host(outer)))
         return join(job, outer)
     from dpexp.launch import launch
 
@@ -219,7 +241,7 @@ def claim_folder(folder: Path) -> None:
 def announce(notes: Any) -> None:
     """Tell the user what she may not have expected."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
 
 
 @contextmanager

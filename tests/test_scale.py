@@ -114,7 +114,7 @@ def test_the_result_grows_as_the_ranks_do_and_the_timeline_not_at_all(tmp_path: 
         with flushed(0, ranks) as (own, _):
             first = own.result()
         assert first.comm is not None
-        short = replace(first, comm={**first.comm, "timeline": []})  # as gathering.py leaves it
+        short = replace(first, comm={**first.comm, "timeline": []})  # as brought.py leaves it
         gathered = [first, *results_of(first, 64), *list(results_of(short, ranks))[63:]]
         result = assemble(plan_of(ranks), {"cores": 4}, gathered)
         for name, write in writers(gathered, result, tmp_path).items():

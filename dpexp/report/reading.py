@@ -70,14 +70,6 @@ def read_sources(
     ]
 
 
-def read_cells(folder: Path) -> dict[str, Run]:
-    """``run.json`` of every cell of a sweep, by folder name, in the order of the sweep.
-
-    Without what no report needs (see ``_DROPPED``).
-    """
-    return _source(folder, folder.name, None, {}, {}).runs
-
-
 def repeating(overrides: Sequence[str], *, single: bool = False) -> str:
     """The command that runs `overrides` again, quoted for a shell."""
     kept = [each for each in overrides if each.split("=")[0].lstrip("+") not in ("resume", "rerun")]
