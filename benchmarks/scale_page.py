@@ -170,6 +170,8 @@ is mostly Matplotlib's.
   reason.
 - **The timeline.** Of more than 64 ranks, 64 at equal distances and the slowest one are in
   `timeline.json`. Stacks of a hang are those of the 64 ranks furthest behind.
+- **Scratch.** What ranks that end early leave for the launcher, and their stacks, are in one file
+  each, in a folder for temporary files.
 - **Results on one machine.** The ranks of a machine give their results through one queue
   (`one_queue.py`). torch would hand each rank a queue for each of all, and could not start more
   than some 120.
