@@ -77,13 +77,6 @@ def test_ranks_that_end_early_write_what_they_have(runs: dict[str, dpexp.Run]) -
         assert [int(row["step"]) for row in rows[rank]] == [0, 1, 2]
 
 
-def test_what_the_ranks_that_were_left_had_done_is_in_the_result(
-    runs: dict[str, dpexp.Run],
-) -> None:
-    """They leave it in one file for all, in the launcher's scratch folder."""
-    assert [each["rank"] for each in runs["lost"].result.ranks] == [0, 2]
-
-
 def test_of_each_ranks_last_words_the_last_whole_ones_count(tmp_path: Path) -> None:
     words = [{"error": {"rank": rank, "message": text}} for rank, text in
              ((11, "first"), (2, "only"), (11, "second"))]  # fmt: skip
