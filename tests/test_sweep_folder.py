@@ -152,6 +152,9 @@ def test_the_record_has_the_overrides_without_resume(tmp_path: Path) -> None:
         ("x=1,2", "x='1',2", False),
         ("x=1,2", "x=2,1", False),
         ("x=1,2", "x=shuffle(1,2)", False),
+        ("x=shuffle([1,2,3,4,5,6,7,8])", "x=shuffle([1,2,3,4,5,6,7,8])", True),
+        ("x=sort(2,1)", "x=sort(2, 1)", True),
+        ("model=glob(m*)", "model=glob(*)", False),
         ("x=1", "++x=1", False),
     ],
 )
