@@ -18,7 +18,7 @@ from dpexp import env
 from dpexp.errors import ConfigError
 from dpexp.launch import launch
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
-from dpexp.records import RunResult
+from dpexp.records import STEP_TABLES, RunResult
 from dpexp.schema import Config, Scaling
 from dpexp.timing import now_s
 from dpexp.worker import RankJob
@@ -168,13 +168,15 @@ class _Search:
             measure=replace(self._config.measure, calibration_pairs=0, flops=False),
             trace=False,
             inject=replace(self._config.inject, die_rank=None, hang_rank=None),
+            checkpoint=replace(self._config.checkpoint, every_s=None, every_steps=None),
+            parallel=replace(self._config.parallel, max_restarts=0),
         )
         plan = _planned(short, self._facts, size, self._in_sweep)
         with tempfile.TemporaryDirectory(prefix="dpexp-try-") as name:
             folder = Path(name)
             job = RankJob(plan, {"variables": env.recorded()}, folder)
             result = launch(job, self._user_dir)
-            seen = _most_rows(folder / "steps.rank0.csv")
+            seen = _most_rows(folder)
         if result.status == "ok":
             peak = max((result.memory or {}).get("peak_bytes", [0]))
             fits = self._limit is None or peak <= self._limit * SPARE
@@ -221,9 +223,10 @@ def _limit_bytes(config: Config, plan: RunPlan) -> int | None:
     return int(limit * 2**20)
 
 
-def _most_rows(table: Path) -> int:
-    """The largest global batch in a step table; 0 if there is none."""
-    if not table.is_file():
+def _most_rows(folder: Path) -> int:
+    """The largest global batch in the tables of steps, which all have it; 0 if there is none."""
+    table = next(folder.glob(STEP_TABLES), None)
+    if table is None:
         return 0
     with table.open(encoding="utf-8", newline="") as file:
         return max((int(row["global_rows"]) for row in csv.DictReader(file)), default=0)

@@ -27,6 +27,7 @@ from dpexp.composing import SweepLoader
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.help_text import help_text
 from dpexp.launchers import NAMES
+from dpexp.records import STEP_TABLES
 from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
 
 RUNS = "outputs/runs"
@@ -124,7 +125,7 @@ def discard(folder: Path) -> None:
         "dpexp.log",
         "shapes.csv",
         "events.out.tfevents.*.dpexp",
-        "steps.rank*.csv",
+        STEP_TABLES,
     ):
         for path in folder.glob(pattern):
             path.unlink()
@@ -276,7 +277,8 @@ def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> 
             fix="python -m dpexp -m …, without torchrun",
         )
     added = ["hydra.mode=RUN"]
-    if not any(argument.lstrip("+").startswith("hydra.run.dir=") for argument in arguments):
+    placed = ("hydra.run.dir=", "resume=")  # one that goes on has its folder
+    if not any(argument.lstrip("+").startswith(placed) for argument in arguments):
         added.append(f"hydra.run.dir={shared_folder(outer, RUNS)}")
     if outer.rank != 0:
         added.append("hydra.output_subdir=null")  # .hydra/ is written once

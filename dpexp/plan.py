@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpexp.check_device import check_precision, check_preparation
 from dpexp.check_measuring import check_ranks, check_sleeps, injected
 from dpexp.errors import ConfigError
 from dpexp.extra_work import extra_work
+from dpexp.pinning import check_pin, cores_needed, shares, threads_of
 from dpexp.schedule import chunk_sizes
-from dpexp.schema import ONE_PROCESS, Config, Precision, Scaling, StrategyName
+from dpexp.schema import ONE_PROCESS, Config, Scaling, StrategyName
+
+# Up to so many ranks each has files of its own; more share one per host.
+MOST_RANK_FILES = 64
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,10 @@ class HardwareFacts:
     requested_threads: int | None = None  # OMP_NUM_THREADS as the user set it
     nccl: bool = False
     outer_world_size: int | None = None  # set when torchrun started this process
+    cpus: tuple[int, ...] = ()  # that this process may use; () where the system does not say
+    # This run's alone (seats.py); () = none are claimed.
+    claimed_cores: tuple[int, ...] = ()
+    claimed_devices: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ class RunPlan:
     first_index: int  # of the first device of that type
     num_devices: int
     num_processes: int
+    by_host: bool  # one table of steps per host, not per rank
     threads_per_process: int
     threads_per_replica: int
     batch_rows: int  # global
@@ -48,6 +58,12 @@ class RunPlan:
     calibration_pairs: int  # of extra steps with and without gradient exchange; 0 = none
     counts_flops: bool
     notes: tuple[str, ...]
+    pinned: tuple[tuple[int, ...], ...] = ()  # cores of each rank; () = all that it may use
+    claimed_devices: tuple[str, ...] = ()  # all that the ranks see; () = what this process sees
+
+    def cpus(self) -> tuple[int, ...]:
+        """The cores that are this run's alone; () = it has none of its own."""
+        return tuple(cpu for cores in self.pinned for cpu in cores)
 
     def device_of(self, rank: int) -> str:
         """The torch device string of a rank's (first) device."""
@@ -83,28 +99,27 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
             f"{num_devices} devices needs {num_processes}",
             fix=f"torchrun --nproc-per-node {num_processes}, or another num_devices",
         )
-    _check_precision(config, device_type)
-    _check_preparation(config, device_type)
+    check_precision(config, device_type)
+    check_preparation(config, device_type)
     batch_rows = int(config.batch_size) * (num_devices if config.scaling is Scaling.weak else 1)
     batch_rows_per_device = max(chunk_sizes(batch_rows, num_devices))
-    if config.accumulate > batch_rows_per_device:
-        raise ConfigError(
-            "accumulate",
-            config.accumulate,
-            f"a device has {batch_rows_per_device} rows in a step, fewer than micro-batches",
-            allowed=f"1 to {batch_rows_per_device}",
-            fix=f"accumulate={batch_rows_per_device}, or a larger batch_size",
-        )
+    _check_rows(config, batch_rows_per_device)
     emulated = strategy is StrategyName.dp and device_type == "cpu"
-    threads = facts.requested_threads or max(1, facts.cores // num_processes)
+    threads = threads_of(
+        facts.requested_threads, facts.cores, num_devices, num_processes, core_each=config.pin
+    )
+    if config.pin:
+        needed = cores_needed(threads, num_devices, num_processes)
+        check_pin(device_type, needed, facts.cpus, facts.outer_world_size)
     return RunPlan(
         config=config,
         label=f"{strategy.value}-n{num_devices}",
         strategy=strategy,
         device_type=device_type,
-        first_index=first_index,
+        first_index=0 if facts.claimed_devices else first_index,
         num_devices=num_devices,
         num_processes=num_processes,
+        by_host=num_processes > MOST_RANK_FILES,
         threads_per_process=threads,
         threads_per_replica=max(1, threads // num_devices) if emulated else threads,
         batch_rows=batch_rows,
@@ -113,6 +128,8 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
         backend=_backend(config, facts, device_type),
         **extra_work(config, device_type, num_processes, in_sweep),
         notes=(*_notes(config, facts, device_type, num_devices, batch_rows), *absent, *disturbed),
+        pinned=shares(facts.claimed_cores, num_processes),
+        claimed_devices=facts.claimed_devices,
     )
 
 
@@ -202,36 +219,15 @@ def _check_count(
         )
 
 
-def _check_precision(config: Config, device_type: str) -> None:
-    if config.precision is Precision.tf32 and device_type != "cuda":
+def _check_rows(config: Config, batch_rows_per_device: int) -> None:
+    if config.accumulate > batch_rows_per_device:
         raise ConfigError(
-            "precision",
-            "tf32",
-            f"TensorFloat-32 is a format of CUDA devices; the device here is {device_type}",
-            allowed="fp32, bf16, fp16",
-            fix="precision=bf16",
+            "accumulate",
+            config.accumulate,
+            f"a device has {batch_rows_per_device} rows in a step, fewer than micro-batches",
+            allowed=f"1 to {batch_rows_per_device}",
+            fix=f"accumulate={batch_rows_per_device}, or a larger batch_size",
         )
-    if config.loader.pin_memory and device_type != "cuda":
-        raise ConfigError(
-            "loader.pin_memory",
-            True,
-            f"page-locked memory speeds up copies to CUDA devices; the device here is "
-            f"{device_type}",
-            fix="loader.pin_memory=null",
-        )
-
-
-def _check_preparation(config: Config, device_type: str) -> None:
-    strategy = config.parallel.strategy
-    if not config.prepare.sync_batchnorm or strategy is StrategyName.none:
-        return
-    if strategy is StrategyName.dp:
-        problem = "nn.SyncBatchNorm works between processes, and dp has only one"
-    elif device_type != "cuda":
-        problem = f"nn.SyncBatchNorm works on CUDA devices only; the device here is {device_type}"
-    else:
-        return
-    raise ConfigError("prepare.sync_batchnorm", True, problem, fix="prepare.sync_batchnorm=false")
 
 
 def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | None:

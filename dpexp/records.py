@@ -22,12 +22,15 @@ DP_PARTS = ("scatter", "replicate", "parallel_apply", "gather")
 # What of a step's time is communication; exposed and waiting lie in forward and backward.
 COMM_PARTS = ("comm_exposed", "comm_overlapped", "straggler_wait")
 
+# The tables of steps in a run's folder: of a rank, or of a host (see plan.MOST_RANK_FILES).
+STEP_TABLES = "steps.*.csv"
+
 STATUSES = ("ok", "failed", "skipped", "interrupted")
 KINDS = ("config", "user_error", "oom", "crash", "hang", "nonfinite", "interrupted")
 
 
 class StepRecord(NamedTuple):
-    """One step as one rank saw it: a row of ``steps.rank<r>.csv``.
+    """One step as one rank saw it: a row of ``steps.rank<r>.csv`` or ``steps.host<h>.csv``.
 
     `step_s` = `data_s` + `transfer_s` + `forward_s` + `backward_s` + `optimizer_s` + `other_s`.
     """
@@ -58,7 +61,9 @@ class StepRecord(NamedTuple):
     loss: float | None  # mean over the global batch's rows once known, else over this rank's
     learning_rate: float | None  # of the step's update; training only
     peak_bytes: int
-    replica_rows: tuple[int, ...]  # rows of each device of the whole run; 0 = idle
+    # Rows of each device of the whole run; 0 = idle. Empty where there is a table per host: there
+    # each rank has a row of its own, and as many numbers in each would grow with their square.
+    replica_rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,7 @@ class RankResult:
     metric: dict[str, Any] | None = None  # evaluate: name, value, samples; on rank 0
     # The next ones are on rank 0 only, but for `comm`; None where not asked for.
     comm: dict[str, Any] | None = None  # see comm_recorder.py
+    checkpoint: dict[str, Any] | None = None  # of all ranks; see checkpointing.py
     parity: dict[str, Any] | None = None  # see parity.py
     compute: dict[str, Any] | None = None  # see compute.py
     machine: dict[str, Any] | None = None  # see machine.py
@@ -157,6 +163,8 @@ class RunResult:
     num_devices: int | None = None
     num_processes: int | None = None
     threads_per_process: int | None = None
+    pinned: list[list[int]] | None = None  # cores of each rank
+    claimed_devices: list[str] | None = None  # cuda:0 and so on, as CUDA_VISIBLE_DEVICES names them
     batch: dict[str, int] | None = None
     scaling: str | None = None
     steps: dict[str, int] | None = None
@@ -177,6 +185,8 @@ class RunResult:
     compute: dict[str, Any] | None = None
     energy: dict[str, Any] | None = None
     machine: dict[str, Any] | None = None
+    checkpoint: dict[str, Any] | None = None
+    restarts: dict[str, Any] | None = None  # see restarting.py
     injected: list[str] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from dpexp.check_measuring import injected
@@ -55,6 +55,7 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         compute=first.compute,
         energy=first.energy,
         machine=first.machine,
+        checkpoint=_checkpoint_of(ranks),
         ranks=[_rank_facts(rank) for rank in ranks],
         notes=list(
             dict.fromkeys(
@@ -74,6 +75,15 @@ def _one_bucket(plan: RunPlan, rank: RankResult) -> list[str]:
         f"all gradients travel in one bucket (parallel.bucket_cap_mb={cap}), so nothing of them "
         "can travel while backward goes on; try a smaller one"
     ]
+
+
+def _checkpoint_of(ranks: list[RankResult]) -> dict[str, Any] | None:
+    """What rank 0 says of the run's checkpoints; seconds are those of the slowest rank."""
+    known = [rank.checkpoint for rank in ranks if rank.checkpoint is not None]
+    if not known:
+        return None
+    slowest = {key: max(each[key] for each in known) for key in ("copy_s", "write_s")}
+    return {**known[0], **slowest}
 
 
 def _comm_of(ranks: list[RankResult]) -> dict[str, Any]:
@@ -147,6 +157,8 @@ def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
         "num_devices": plan.num_devices,
         "num_processes": plan.num_processes,
         "threads_per_process": plan.threads_per_process,
+        "pinned": [list(cores) for cores in plan.pinned] or None,
+        "claimed_devices": list(plan.claimed_devices) or None,
         "batch": {"global": plan.batch_rows, "per_device": plan.batch_rows_per_device},
         "scaling": plan.config.scaling.value,
         "repeat": plan.config.repeat,
@@ -155,10 +167,9 @@ def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank_facts(rank: RankResult) -> dict[str, Any]:
-    plain = asdict(rank)
     kept = ("rank", "pid", "device", "threads", "steps", "rows_seen", "wall_s", "recording_s")
     return {
-        **{key: plain[key] for key in kept},
+        **{key: getattr(rank, key) for key in kept},
         "step_p50_s": rank.timing["step"].p50_s,
         "phase_mean_s": {
             phase: summary.mean_s for phase, summary in rank.timing.items() if phase in PHASES

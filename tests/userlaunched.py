@@ -36,3 +36,17 @@ class Told(torch.nn.Module):
             time.sleep(0.05)
         out: torch.Tensor = self.layer(x)
         return out
+
+
+class Sees(torch.nn.Linear):
+    """The exercise's layer, which tells what its process may use when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        log = logging.getLogger("userlaunched")
+        log.info("I see %s", os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if hasattr(os, "sched_getaffinity"):
+            log.info("I run on %s", sorted(os.sched_getaffinity(0)))
+        return super().forward(x)
