@@ -78,6 +78,7 @@ LAYERS: dict[int, list[str]] = {
     2: [
         "device",
         "comm",
+        "wire",
         "disturb",
         "timing",
         "shapes",
