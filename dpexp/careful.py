@@ -26,14 +26,14 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dpexp import env
+from dpexp import console, env
 from dpexp.config import load, to_plain
 from dpexp.errors import ConfigError
 from dpexp.launched_cell import WIND_DOWN_S
 from dpexp.launcher_fixes import patient_submitit, private_ray
 from dpexp.launchers import BASIC, LOCAL, RAY, SLURM, name_of, target_of
 from dpexp.recording import write_result
-from dpexp.records import ErrorRecord, RunResult, read_run
+from dpexp.records import STEP_TABLES, ErrorRecord, RunResult, read_run
 from dpexp.stopping import ECHO_S, GRACE_S, Stop, answer_with
 
 POLL_S = 0.05
@@ -127,9 +127,7 @@ class CarefulLauncher(Launcher):
         text = " ".join(str(error).split()) or type(error).__name__
         if not any(self._folder.glob("*/run.json")) and not self._unfinished():
             raise HydraException(f"hydra/launcher={name}: {text}") from error
-        print(
-            f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}", file=sys.stderr
-        )
+        console.say(f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}")
         lost = JobReturn(status=JobStatus.FAILED)
         lost.return_value = error
         return self._ended([lost] * len(jobs), jobs, first)
@@ -262,7 +260,7 @@ def _record_lost(
         scaling=str(config.get("scaling")),
         error=ErrorRecord(kind, "Launcher", message, phase="launch"),
         repeat=config.get("repeat", 0),
-        notes=["see steps.rank*.csv"] if any(folder.glob("steps.rank*.csv")) else [],
+        notes=[f"see {STEP_TABLES}"] if any(folder.glob(STEP_TABLES)) else [],
     )
     write_result(result, folder)
 

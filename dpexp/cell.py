@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import platform
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpexp import env, server
+from dpexp import env, network, server
 from dpexp.check import check
 from dpexp.config import to_plain
-from dpexp.console import leave_quietly
+from dpexp.console import leave_quietly, say
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.provenance import code_of, git_state
 from dpexp.recording import UnwrittenResultError, record, write_result
-from dpexp.records import ErrorRecord, RunResult
+from dpexp.records import STEP_TABLES, ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 from dpexp.seats import seated
 from dpexp.stopping import STOP_SIGNALS, listen
@@ -62,12 +61,7 @@ def run_cell(
     if not in_sweep:
         git_state.cache_clear()
     try:
-        check(config, in_sweep=in_sweep)
-        outer = env.outer_launcher()
-        if outer is None:
-            several = config.parallel.strategy not in ONE_PROCESS
-            # Imports torch beside this process's own import.
-            server.start(several_ranks=several or in_sweep)
+        seen = _admit(config, in_sweep=in_sweep)
         # Only now is torch imported: a mistake in the config is told without waiting for it.
         from dpexp.device import describe_environment, gather_facts
 
@@ -78,8 +72,8 @@ def run_cell(
             seated(config, facts, environment, folder, in_sweep) as facts,
         ):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
-            announce(plan.notes)
-            plan = replace(plan, notes=(*plan.notes, *told))
+            announce((*seen, *plan.notes))
+            plan = replace(plan, notes=(*seen, *plan.notes, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if not in_sweep:
@@ -99,6 +93,26 @@ def _recorded(result: RunResult, folder: Path, user_dir: Path) -> RunResult:
     recorded = record(result, folder, user_dir)
     announce(recorded.notes[len(result.notes) :])
     return recorded
+
+
+def _admit(config: Config, *, in_sweep: bool) -> tuple[str, ...]:
+    """Refuse what is wrong without importing torch; then let the fork server import it.
+
+    Returns:
+        Notes for the user and the record.
+
+    Raises:
+        ConfigError: see the message.
+    """
+    check(config, in_sweep=in_sweep)
+    outer = env.outer_launcher()
+    network.check_interface(config.parallel.interface, own_ranks=outer is None)
+    if outer is not None:
+        return ()
+    several = config.parallel.strategy not in ONE_PROCESS
+    # Imports torch beside this process's own import.
+    server.start(several_ranks=several or in_sweep)
+    return network.notes(several_ranks=several)
 
 
 def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:
@@ -145,6 +159,8 @@ def _run(
     if outer is not None:
         from dpexp.join import join
 
+        asked = plan.config.parallel.interface
+        env.fill_in(network.variables_of(asked, one_host=env.on_one_host(outer)))
         return join(job, outer)
     from dpexp.launch import launch
 
@@ -212,7 +228,7 @@ def claim_folder(folder: Path) -> None:
     Raises:
         ConfigError: it does.
     """
-    held = [*folder.glob("run.json"), *folder.glob("steps.rank*.csv")]
+    held = [*folder.glob("run.json"), *folder.glob(STEP_TABLES)]
     if held:
         raise ConfigError(
             "hydra.run.dir",
@@ -225,7 +241,7 @@ def claim_folder(folder: Path) -> None:
 def announce(notes: Any) -> None:
     """Tell the user what she may not have expected."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
 
 
 @contextmanager
@@ -244,7 +260,7 @@ def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
         yield
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
-        result = replace(stop.result, notes=[*stop.result.notes, "see steps.rank*.csv"])
+        result = replace(stop.result, notes=[*stop.result.notes, f"see {STEP_TABLES}"])
         try:
             with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record
                 result = record(result, folder, user_dir)

@@ -12,6 +12,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from dpexp import env
 from dpexp.ray_cells import own_resources
+from dpexp.texts import first_line
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def patient_submitit() -> Iterator[None]:
             return list(original(job))
         except (FailedJobError, UncompletedJobError) as error:
             lost = JobReturn(status=JobStatus.FAILED)
-            lost.return_value = RuntimeError(str(error).strip().splitlines()[0])
+            lost.return_value = RuntimeError(first_line(error))
             return [lost]
 
     Job.results = results

@@ -16,6 +16,9 @@ from dpexp.pinning import check_pin, cores_needed, shares, threads_of
 from dpexp.schedule import chunk_sizes
 from dpexp.schema import ONE_PROCESS, Config, Scaling, StrategyName
 
+# Up to so many ranks each has files of its own; more share one per host.
+MOST_RANK_FILES = 64
+
 
 @dataclass(frozen=True)
 class HardwareFacts:
@@ -44,6 +47,7 @@ class RunPlan:
     first_index: int  # of the first device of that type
     num_devices: int
     num_processes: int
+    by_host: bool  # one table of steps per host, not per rank
     threads_per_process: int
     threads_per_replica: int
     batch_rows: int  # global
@@ -115,6 +119,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
         first_index=0 if facts.claimed_devices else first_index,
         num_devices=num_devices,
         num_processes=num_processes,
+        by_host=num_processes > MOST_RANK_FILES,
         threads_per_process=threads,
         threads_per_replica=max(1, threads // num_devices) if emulated else threads,
         batch_rows=batch_rows,

@@ -28,9 +28,11 @@ from dpexp.lifeline import Interrupted, Lifeline, stop_listening
 from dpexp.logs import close_log, open_log
 from dpexp.loop import Progress
 from dpexp.memory_limit import MemoryLimit
+from dpexp.outlets import outlive_readers
 from dpexp.records import ErrorRecord, RankResult, RunResult
 from dpexp.stacks import offer
 from dpexp.stopping import GRACE_S
+from dpexp.texts import visible
 from dpexp.worker import RankJob, run_rank
 
 log = logging.getLogger(__name__)
@@ -86,11 +88,11 @@ def main(launched: LaunchedRank) -> RunResult | None:
     # collection would walk all of it, and so copy the memory that is shared with the server.
     gc.freeze()
     launched.stdio.adopt()
+    outlive_readers()
     agent = {k: v for k, v in env.snapshot().items() if k.startswith(_AGENT_PREFIXES)}
     env.restore({**launched.variables, **agent})
     enter(launched.user_dir)
-    outer = env.outer_launcher()
-    rank = outer.rank if outer is not None else 0
+    rank = env.own_rank()
     if launched.job.plan.pinned:
         # Before there are other threads: those that come later inherit it, loader processes too.
         os.sched_setaffinity(0, launched.job.plan.pinned[rank])
@@ -175,7 +177,8 @@ def _kept(keep: Keep, record: ErrorRecord, partial: RankResult | None) -> None:
     try:
         keep(record, partial)
     except OSError as error:
-        print(f"rank {record.rank}: {record.message} (not recorded: {error})", file=sys.stderr)
+        told = f"rank {record.rank}: {record.message} (not recorded: {error})"
+        print(visible(told), file=sys.stderr)
 
 
 def _end(code: int) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -79,7 +79,7 @@ class RepeatingSweeper(Sweeper):
             HydraException: a combination cannot be composed.
         """
         assert self.hydra_context is not None and self.config is not None and self.launcher
-        loader = self.hydra_context.config_loader
+        loader = cast(SweepLoader, self.hydra_context.config_loader)
         folder = Path(self.config.hydra.sweep.dir)
         resumed = self.config.get("resume") is not None
         typed = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
@@ -90,8 +90,7 @@ class RepeatingSweeper(Sweeper):
             hydra = list(self.config.hydra.overrides.hydra)
             typed = as_first_typed(folder, typed, hydra)
         cells = combinations(parser.parse_overrides(typed))
-        composed = [loader.load_sweep_config(self.config, cell) for cell in cells]
-        jobs = with_repeats(cells, composed)
+        jobs = with_repeats(cells, [loader.compose_ahead(self.config, cell) for cell in cells])
         if resumed:
             planned = [self._planned(number, job) for number, job in enumerate(jobs)]
             numbers = left_to_run(folder, planned, rerun_of(self.config.get("rerun")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from dpexp.check_measuring import injected
@@ -157,10 +157,9 @@ def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank_facts(rank: RankResult) -> dict[str, Any]:
-    plain = asdict(rank)
     kept = ("rank", "pid", "device", "threads", "steps", "rows_seen", "wall_s", "recording_s")
     return {
-        **{key: plain[key] for key in kept},
+        **{key: getattr(rank, key) for key in kept},
         "step_p50_s": rank.timing["step"].p50_s,
         "phase_mean_s": {
             phase: summary.mean_s for phase, summary in rank.timing.items() if phase in PHASES

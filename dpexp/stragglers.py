@@ -51,7 +51,7 @@ class StragglerCount:
         Args:
             late_s: shape [ranks, steps]; how much later than the first rank each came to the
                 meetings of a step. The last one has the largest number.
-            legs_s: shape [ranks, steps, legs]; what each rank spent on each of LEGS before.
+            legs_s: shape [ranks, legs]; what each rank spent on each of LEGS over these steps.
             step_s: shape [steps].
             meetings: the most in a step whose lateness is added up.
         """
@@ -67,7 +67,7 @@ class StragglerCount:
         self._last += np.bincount(last[notable], minlength=self._ranks)
         self._held_s += np.bincount(last, weights=others, minlength=self._ranks)
         others_legs_s = (legs_s.sum(axis=0) - legs_s) / (self._ranks - 1)
-        self._legs_s += (legs_s - others_legs_s).sum(axis=1)
+        self._legs_s += legs_s - others_legs_s
         count = min(steps, max(1, min(GROUPS, 4096 // self._ranks)))
         for group in np.array_split(late_s - late_s.mean(axis=0), count, axis=1):
             self._groups.append((group.shape[1], group.mean(axis=1)))

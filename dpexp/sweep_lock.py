@@ -9,6 +9,7 @@ from typing import Any, final
 
 from dpexp.cell import announce
 from dpexp.errors import ConfigError
+from dpexp.records import STEP_TABLES
 from dpexp.resuming import LAST
 
 JOBS = "dpexp_jobs"  # a key of the record: how many runs the sweep has
@@ -80,11 +81,7 @@ def claim_new(folder: Path) -> SweepLock:
     """
     held = lock(folder, "hydra.sweep.dir")
     found = next(
-        (
-            each
-            for name in (RECORD, "*/run.json", "*/steps.rank*.csv")
-            for each in folder.glob(name)
-        ),
+        (each for name in (RECORD, "*/run.json", f"*/{STEP_TABLES}") for each in folder.glob(name)),
         None,
     )
     if found is not None:

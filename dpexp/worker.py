@@ -26,6 +26,7 @@ from dpexp.device import forget_peaks, peak_device_bytes, peak_resident_bytes, p
 from dpexp.errors import NonFiniteLossError
 from dpexp.events.file import code_block
 from dpexp.feed import end_notes
+from dpexp.gathering import gather_results
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.metrics import Scoring
 from dpexp.parallel import Strategy
@@ -38,11 +39,11 @@ from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble
 from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import (
-    CsvSink,
     ProgressSink,
     Sink,
     TensorBoardSink,
     sink_class,
+    step_table,
     write_shapes,
     write_timeline,
 )
@@ -67,7 +68,8 @@ class RankJob:
 def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
     """Run this rank's share. Returns the run's result on rank 0, None on the others.
 
-    Writes ``steps.rank<r>.csv``; on rank 0 also the event file and ``shapes.csv``.
+    Writes ``steps.rank<r>.csv``, or into its host's table; on rank 0
+    also the event file and ``shapes.csv``.
     """
     if rank == 0:
         # They are made after the run; a name that is wrong is told before it.
@@ -90,7 +92,7 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
     if job.plan.counts_flops:
         progress.phase, progress.partial = "compute", own
         peak = peak_of(job.plan, comm)
-    gathered = comm.gather(own)
+    gathered = gather_results(own, job.plan, comm)
     result = None
     if gathered is not None and board is not None:
         if job.plan.counts_flops:
@@ -222,7 +224,7 @@ def _finished(
 @contextmanager
 def _sinks(job: RankJob, comm: Comm, board: Sink | None, steps: int | None) -> Iterator[list[Sink]]:
     """This rank's sinks. The event file stays open: the run's summary goes there at the end."""
-    table = CsvSink(job.folder / f"steps.rank{comm.rank}.csv", job.plan.num_devices)
+    table = step_table(job.folder, job.plan, comm.rank)
     sinks: list[Sink] = (
         [table] if board is None else [table, board, ProgressSink(job.plan.label, steps)]
     )

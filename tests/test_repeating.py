@@ -92,7 +92,7 @@ def launched(
         return OmegaConf.create({"repeats": 2, "repeat": 0, "seed": 5})
 
     sweeper = RepeatingSweeper(most, params)
-    loader = SimpleNamespace(load_sweep_config=compose, get_sources=list)
+    loader = SimpleNamespace(compose_ahead=compose, get_sources=list)
     sweeper.hydra_context = SimpleNamespace(config_loader=loader)  # type: ignore[assignment]
     sweeper.config = OmegaConf.create(
         {"hydra": {"sweep": {"dir": str(folder / "sweep")}, "overrides": {"task": typed}}}

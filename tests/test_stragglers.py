@@ -18,11 +18,11 @@ def late(*ranks: list[float]) -> Floats:
 
 
 def legs(late_s: Floats, **of_last: float) -> Floats:
-    """Every rank spends a second on each leg, the last rank so much more."""
+    """Every rank spends a second on each leg of a step, the last rank so much more."""
     found = np.ones((*late_s.shape, len(LEGS)))
     for leg, seconds in of_last.items():
         found[-1, :, LEGS.index(leg)] += seconds
-    return found
+    return found.sum(axis=1)
 
 
 def counted(late_s: Floats, step_s: float = 1.0, **of_last: float) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def counted(late_s: Floats, step_s: float = 1.0, **of_last: float) -> dict[str, 
 def test_without_a_step_there_is_nothing_to_say() -> None:
     count = StragglerCount(2)
     assert count.summary() is None
-    count.add(np.zeros((2, 0)), np.zeros((2, 0, len(LEGS))), np.zeros(0))
+    count.add(np.zeros((2, 0)), np.zeros((2, len(LEGS))), np.zeros(0))
     assert count.summary() is None
 
 
@@ -101,10 +101,10 @@ def test_one_step_or_equal_lateness_of_two_ranks_names_nobody() -> None:
 def test_flushes_add_up() -> None:
     whole, parts = StragglerCount(2), StragglerCount(2)
     late_s = late([0, 0.3, 0, 0.1, 0], [0.2, 0, 0.4, 0, 0.6])
-    legs_s, step_s = legs(late_s, data=0.2), np.arange(1.0, 6.0)
-    whole.add(late_s, legs_s, step_s)
+    step_s = np.arange(1.0, 6.0)
+    whole.add(late_s, legs(late_s, data=0.2), step_s)
     for steps in (slice(0, 1), slice(1, 1), slice(1, 4), slice(4, 5)):
-        parts.add(late_s[:, steps], legs_s[:, steps], step_s[steps])
+        parts.add(late_s[:, steps], legs(late_s[:, steps], data=0.2), step_s[steps])
     got, expected = parts.summary(), whole.summary()
     assert got is not None and expected is not None
     assert got["steps"] == 5

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="where to write; the folder itself if there is only one")  # fmt: skip
     given = parser.parse_args(arguments)
-    console.open_closed_streams()
+    console.prepare_streams()
     folders = list(dict.fromkeys(folder.resolve() for folder in given.folders))
     if given.out is None and len(folders) > 1:
         parser.error("several folders make a report of their own: where to? --out DIR")
@@ -78,7 +78,7 @@ def _report(folders: Sequence[Path], out: Path | None) -> int:
 
 
 def _refuse(text: str) -> int:
-    print(f"python -m dpexp.report: {text}", file=sys.stderr)
+    console.say(f"python -m dpexp.report: {text}")
     return 1
 
 

@@ -12,6 +12,7 @@ from dpexp.report.numbers import WIDEST, count_of, percent, ranged, significant,
 from dpexp.report.scaling import Cell
 from dpexp.report.selection import SUSPECT, by_setting, named
 from dpexp.report.waterfall import WAITING, shown
+from dpexp.texts import first_line
 
 MOST = 5  # settings that have a sentence of their own
 SMALLEST = 0.01  # of a step; a smaller loss is not named
@@ -238,8 +239,3 @@ def _described(cell: Cell, runs: Mapping[str, Run]) -> str:
 
 def _on(cell: Cell | None) -> str:
     return "its baseline" if cell is None else f"{cell.parallel} on {cell.num_devices}"
-
-
-def first_line(text: str) -> str:
-    """The first line of a message."""
-    return text.partition("\n")[0]

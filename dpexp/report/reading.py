@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 # Folders below a sweep's that hold no cell: earlier attempts, what launchers leave, TensorBoard's.
 NO_CELLS = ("earlier", "scaling")
 # What a cell's folder has while it runs.
-_TRACES = (".hydra", "dpexp.log", "steps.rank0.csv")
+_TRACES = (".hydra", "dpexp.log", "steps.rank0.csv", "steps.host0.csv")
 # Of no use in a report; they are most of a result.
 _DROPPED = ("compute", "energy", "machine", "stragglers", "timing", "uncertainty")
 _KEPT = {
@@ -68,14 +68,6 @@ def read_sources(
         _source(folder, name, overrides, shared, unwritten)
         for folder, name in zip(folders, names, strict=True)
     ]
-
-
-def read_cells(folder: Path) -> dict[str, Run]:
-    """``run.json`` of every cell of a sweep, by folder name, in the order of the sweep.
-
-    Without what no report needs (see ``_DROPPED``).
-    """
-    return _source(folder, folder.name, None, {}, {}).runs
 
 
 def repeating(overrides: Sequence[str], *, single: bool = False) -> str:
