@@ -11,7 +11,8 @@ from dpexp.check_sinks import check_sinks
 from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.extras import refuse_missing
 from dpexp.resuming import check_resuming
-from dpexp.schema import OPTIONS, CommHook, CompileMode, Config, Preload, StrategyName, Task
+from dpexp.schema import OPTIONS, CommHook, Config, StrategyName, Task
+from dpexp.schema_workload import CompileMode, Preload
 
 DEVICE_FORMS = "auto, cpu, cuda, cuda:<i>, mps, xpu (no spaces, lower case)"
 _DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:(0|[1-9][0-9]*))?")
@@ -200,6 +201,11 @@ def _check_task(config: Config) -> None:
         for key, (value, unset) in given.items():
             if value != unset:
                 raise ConfigError(key, value, "is for training only", fix="task=train")
+    saves = config.checkpoint.every_s is not None or config.checkpoint.every_steps is not None
+    if saves and config.task is not Task.train:
+        name = "every_steps" if config.checkpoint.every_s is None else "every_s"
+        value = getattr(config.checkpoint, name)
+        raise ConfigError(f"checkpoint.{name}", value, "is for training only", fix="task=train")
     if config.accumulate > 1 and config.parallel.static_graph:
         raise ConfigError(
             "parallel.static_graph",

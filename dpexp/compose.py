@@ -277,7 +277,8 @@ def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> 
             fix="python -m dpexp -m …, without torchrun",
         )
     added = ["hydra.mode=RUN"]
-    if not any(argument.lstrip("+").startswith("hydra.run.dir=") for argument in arguments):
+    placed = ("hydra.run.dir=", "resume=")  # one that goes on has its folder
+    if not any(argument.lstrip("+").startswith(placed) for argument in arguments):
         added.append(f"hydra.run.dir={shared_folder(outer, RUNS)}")
     if outer.rank != 0:
         added.append("hydra.output_subdir=null")  # .hydra/ is written once

@@ -22,6 +22,7 @@ from dpexp.pairing import IN_KIND, CellRuns, Differences, Pair
 from dpexp.records import PHASES
 from dpexp.report.intervals import samples_of
 from dpexp.report.parity import parity_failed
+from dpexp.report.trust import untrusted
 from dpexp.texts import first_line
 
 # Of the environment: no matter of speed, and another one in each job.
@@ -151,7 +152,7 @@ def _reason(pair: Pair) -> str | None:
             run = cell.runs[0]
             message = first_line((run["error"] or {}).get("message") or "")
             return f"{run['status']} in {name}" + (f": {message}" if message else "")
-        broken = next((why for run in ok if (why := parity_failed(run)) is not None), None)
+        broken = next((why for run in ok if (why := untrusted(run)) is not None), None)
         if broken is not None:
             return f"{broken} (in {name})"
         if not _timed(cell):

@@ -25,7 +25,7 @@ from dpexp.records import ErrorRecord
 from dpexp.schema import Precision
 from dpexp.texts import first_line
 
-_LOST = (
+LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
@@ -139,7 +139,7 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
                 f"{_told(error)}"
             ),
         )
-    if plan.num_processes > 1 and any(sign in text for sign in _LOST):
+    if plan.num_processes > 1 and any(sign in text for sign in LOST):
         return "crash", LOST_PEER, f"rank {rank} lost the connection to another rank"
     if isinstance(error, (ReplicaError, UserCodeError)):
         return "user_error", name, text

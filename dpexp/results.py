@@ -55,6 +55,7 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         compute=first.compute,
         energy=first.energy,
         machine=first.machine,
+        checkpoint=_checkpoint_of(ranks),
         ranks=[_rank_facts(rank) for rank in ranks],
         notes=list(
             dict.fromkeys(
@@ -74,6 +75,15 @@ def _one_bucket(plan: RunPlan, rank: RankResult) -> list[str]:
         f"all gradients travel in one bucket (parallel.bucket_cap_mb={cap}), so nothing of them "
         "can travel while backward goes on; try a smaller one"
     ]
+
+
+def _checkpoint_of(ranks: list[RankResult]) -> dict[str, Any] | None:
+    """What rank 0 says of the run's checkpoints; seconds are those of the slowest rank."""
+    known = [rank.checkpoint for rank in ranks if rank.checkpoint is not None]
+    if not known:
+        return None
+    slowest = {key: max(each[key] for each in known) for key in ("copy_s", "write_s")}
+    return {**known[0], **slowest}
 
 
 def _comm_of(ranks: list[RankResult]) -> dict[str, Any]:

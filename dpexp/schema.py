@@ -13,12 +13,14 @@ from typing import Any
 
 from dpexp.schema_measuring import (
     CheckConfig,
+    CheckpointConfig,
     InjectConfig,
     MeasureConfig,
     Rerun,
     UntilConfig,
     doc,
 )
+from dpexp.schema_workload import BatchConfig, LoaderConfig, PrepareConfig
 
 
 class Task(Enum):
@@ -58,21 +60,6 @@ class Precision(Enum):
     fp16 = "fp16"
 
 
-class CompileMode(Enum):
-    """torch.compile's modes."""
-
-    default = "default"
-    reduce_overhead = "reduce-overhead"
-    max_autotune = "max-autotune"
-
-
-class Preload(Enum):
-    """Where a dataset is put before the first step."""
-
-    none = "none"
-    device = "device"
-
-
 class CommHook(Enum):
     """How DDP carries its gradients."""
 
@@ -91,39 +78,6 @@ class Backend(Enum):
 
 
 @dataclass(frozen=True)
-class LoaderConfig:
-    """How batches are fetched."""
-
-    workers: int = doc("loader processes per rank; 0 fetches in the rank itself")
-    prefetch: int = doc("batches that each loader process makes ahead")
-    pin_memory: bool | None = doc("fetch into page-locked memory; null = on CUDA")
-    persistent_workers: bool = doc("false starts new loader processes each epoch")
-    timeout_s: float = doc("how long to wait for a loader process before the run fails")
-    preload: Preload = doc("device puts the dataset on the device once, before the first step")
-
-
-@dataclass(frozen=True)
-class BatchConfig:
-    """What of a batch the model gets, and what the loss."""
-
-    inputs: Any = doc(
-        "auto (all but the target), an index or key, a list of them, or {keyword: index or key}"
-    )
-    target: Any = doc("auto (the last entry of a tuple, else none), an index or key, or none")
-
-
-@dataclass(frozen=True)
-class PrepareConfig:
-    """What is done to a model after it is built."""
-
-    compile: bool = doc("torch.compile the model; its first steps are then warm-up")
-    compile_mode: CompileMode = doc("torch's default, reduce-overhead or max-autotune")
-    channels_last: bool = doc("images and convolutions with the channels last in memory")
-    sync_batchnorm: bool = doc("BatchNorm over all ranks' rows (ddp and fsdp on CUDA)")
-    init_from: str | None = doc("a .pt or .safetensors file with the initial weights")
-
-
-@dataclass(frozen=True)
 class ShapesConfig:
     """What is recorded of shapes."""
 
@@ -138,6 +92,7 @@ class ParallelConfig:
     strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
     interface: str | None = doc("the network interface of a run on several hosts (lo, eth0, ib0)")
+    max_restarts: int = doc("how often all ranks start again after one of them was lost")
     backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")
     bucket_cap_mb: Any | None = doc(
         "ddp: size of a gradient bucket in MiB; auto = torch's own (25, the first bucket 1)"
@@ -249,13 +204,14 @@ class Config:
         "On a CPU also the limit of batch_size=auto",
         "limits",
     )
+    checkpoint: CheckpointConfig = doc("when a training run saves its state", "limits")
     until: UntilConfig = doc("when to stop measuring", "measuring")
     repeats: int = doc(
         "in a sweep: how often each cell runs, interleaved, in an order drawn from the seed",
         "measuring",
     )
     repeat: int = doc("which repeat this run is; set by a sweep with repeats", "measuring")
-    resume: Any = doc("in a sweep: the folder of one to go on with, or last", "measuring")
+    resume: Any = doc("what to go on with: a folder, last (sweep), true (newest run)", "measuring")
     rerun: Rerun | None = doc(
         "with resume: failed (cells that began and are not ok) or all; null = all that are not ok",
         "measuring",
@@ -275,6 +231,7 @@ NESTED = {
     "prepare": PrepareConfig,
     "batch": BatchConfig,
     "loader": LoaderConfig,
+    "checkpoint": CheckpointConfig,
     "until": UntilConfig,
     "check": CheckConfig,
     "measure": MeasureConfig,

@@ -12,16 +12,19 @@ from typing import Any, final
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
+from dpexp import env
 from dpexp.cell import announce, claim_folder
 from dpexp.check import check
 from dpexp.compose import SWEEPS, discard, explain_os
 from dpexp.config import load, without_hydra
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
+from dpexp.going_on import folder_to_go_on_in, take_over
 from dpexp.launchers import refuse_launcher, simultaneous, typed
 from dpexp.records import RunResult
 from dpexp.repeating import refuse_other_sweepers
 from dpexp.resuming import refuse_rerun_alone, without_own
+from dpexp.schema import Config
 from dpexp.searching import OPTUNA
 from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
 
@@ -58,8 +61,12 @@ class DpexpCallback(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
-            check(load(without_hydra(config)))
-            claim_folder(Path(config.hydra.run.dir))
+            own = load(without_hydra(config))
+            check(own)
+            if own.resume is None:
+                claim_folder(Path(config.hydra.run.dir))
+            else:
+                _go_on_with_run(own, config)
         except ConfigError as error:
             refuse(error)
 
@@ -95,6 +102,17 @@ class DpexpCallback(Callback):
         sweep.lock.release()
         if not well:
             sys.exit(1)
+
+
+def _go_on_with_run(own: Config, config: DictConfig) -> None:
+    """Let a run go on in the folder of an earlier one."""
+    named = any(each.startswith("hydra.run.dir=") for each in config.hydra.overrides.hydra)
+    folder = folder_to_go_on_in(own, Path(config.hydra.run.dir) if named else None)
+    outer = env.outer_launcher()
+    if outer is None or outer.rank == 0:
+        atexit.register(take_over(folder).release)
+    with open_dict(config.hydra):
+        config.hydra.run.dir = str(folder)
 
 
 def go_on_in(config: DictConfig, folder: Path) -> None:

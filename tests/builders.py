@@ -251,6 +251,9 @@ class FakeComm(Comm):
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         return None
 
+    def aside(self) -> None:
+        return None
+
     def close(self) -> None:
         return None
 

@@ -16,18 +16,8 @@ from dpexp.builtin import BUILTIN_ARGUMENTS, GROUPS
 from dpexp.compose import config_folder
 from dpexp.config import load, to_plain
 from dpexp.errors import ConfigError
-from dpexp.schema import (
-    NESTED,
-    Backend,
-    CommHook,
-    CompileMode,
-    Config,
-    Precision,
-    Preload,
-    Scaling,
-    StrategyName,
-    Task,
-)
+from dpexp.schema import NESTED, Backend, CommHook, Config, Precision, Scaling, StrategyName, Task
+from dpexp.schema_workload import CompileMode, Preload
 
 
 def refusal(changes: dict[str, Any]) -> ConfigError:
@@ -271,7 +261,7 @@ def test_an_unknown_option_of_a_node_is_refused_with_a_suggestion(
 def test_to_plain_gives_json_types_without_null_options() -> None:
     plain = to_plain(load(composed(changes={"foo": {"bar": 1}})))
     assert json.loads(json.dumps(plain)) == plain
-    assert plain["parallel"] == {"strategy": "none", "timeout_s": 300.0}
+    assert plain["parallel"] == {"strategy": "none", "timeout_s": 300.0, "max_restarts": 0}
     assert (plain["task"], plain["scaling"]) == ("forward", "strong")
     assert plain["steps"] is None
     assert plain["foo"] == {"bar": 1}

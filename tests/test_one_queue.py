@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ def context(ranks: int) -> Any:
 
 def files_of(ranks: int) -> int:
     """How many files are open for the results of so many ranks."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     made = context(ranks)
-    count = len(os.listdir("/proc/self/fd")) - before
+    count = len(list(Path("/proc/self/fd").iterdir())) - before
     made.close()
     return count
 
