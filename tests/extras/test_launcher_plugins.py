@@ -236,6 +236,9 @@ def test_ray_gives_each_cell_its_cores_and_gpus_and_leaves_nothing_in_the_home_f
 def test_ray_cells_run_on_a_cluster_that_is_there_and_goes_on(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The commands of docs/clusters.md, with another port."""
+    page = (TESTS.parent / "docs/clusters.md").read_text("utf-8").split("\n## Ray\n")[1]
+    _, start, sweep, _ = page.split("```bash\n")[2].split("```")[0].splitlines()
     for name, value in (
         ("RAY_AUTH_MODE", "token"),
         ("RAY_AUTH_TOKEN", "ab" * 32),
@@ -251,9 +254,8 @@ def test_ray_cells_run_on_a_cluster_that_is_there_and_goes_on(
         port = free.getsockname()[1]
     scratch = tempfile.mkdtemp(prefix="r-")  # paths of sockets must be short
     cluster = subprocess.Popen(
-        [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block",
-         "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2", "--num-gpus=0",
-         "--include-dashboard=false", f"--temp-dir={scratch}", "--disable-usage-stats"],
+        [str(Path(sys.executable).with_name("ray")), *start.replace("6379", str(port)).split()[1:],
+         "--block", "--num-cpus=2", "--num-gpus=0", f"--temp-dir={scratch}"],
         cwd=elsewhere, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -262,9 +264,7 @@ def test_ray_cells_run_on_a_cluster_that_is_there_and_goes_on(
             assert time.monotonic() < deadline
             time.sleep(0.1)
         ended = cli(
-            "-m", "hydra/launcher=ray", f"hydra.launcher.ray.init.address=127.0.0.1:{port}",
-            "parallel=ddp", "num_devices=2", "model=custom", "model._target_=userlaunched.Sees",
-            "hydra.sweep.dir=sweep",
+            *sweep.replace("6379", str(port)).split()[3:], "hydra.sweep.dir=sweep",
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
         assert cluster.poll() is None
@@ -277,9 +277,11 @@ def test_ray_cells_run_on_a_cluster_that_is_there_and_goes_on(
                 process.kill()
         psutil.wait_procs(family, timeout=10)
         shutil.rmtree(scratch, ignore_errors=True)
-    run = results(tmp_path / "sweep")["0_ddp_n2"]
-    assert run["threads_per_process"] == 1
-    assert WARNING not in str(run["notes"]) or os.cpu_count() != 2  # it had the machine for itself
+    one, two = results(tmp_path / "sweep").values()
+    assert [run["threads_per_process"] for run in (one, two)] == [1, 1]
+    if os.cpu_count() == 2:
+        assert WARNING in str(one["notes"])
+        assert WARNING not in str(two["notes"])  # it had the machine for itself
     assert list(elsewhere.iterdir()) == []
 
 
