@@ -36,6 +36,7 @@ PAGES = (
     ROOT / "CHANGELOG.md",
     ROOT / "docs/architecture.md",
     ROOT / "docs/launchers.md",
+    ROOT / "docs/clusters.md",
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",
     ROOT / "docs/reliability.md",
