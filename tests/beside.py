@@ -20,7 +20,7 @@ NAMES = {
         ended event_file hparams layout
     """,
     "extras": """
-        hub library_models vision
+        hub launcher_plugins library_models trackers vision
     """,
     "parallel": """
         ddp dp fsdp hooks replicas virtual
