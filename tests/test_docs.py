@@ -130,7 +130,7 @@ def _play(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=180,
+                timeout=600,  # wide: a machine may be busy
                 check=False,
             )
             ended.append((block.code, done))

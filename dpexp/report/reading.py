@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 NO_CELLS = ("earlier", "scaling")
 # What a cell's folder has while it runs.
 _TRACES = (".hydra", "dpexp.log", "steps.rank0.csv", "steps.host0.csv")
-_PLAIN = re.compile(r"[\\w./-]+")  # needs no quotes in an override
+_PLAIN = re.compile(r"[\w./-]+")  # needs no quotes in an override
 # Of no use in a report; they are most of a result.
 _DROPPED = ("compute", "energy", "machine", "stragglers", "timing", "uncertainty")
 _KEPT = {
