@@ -49,6 +49,7 @@ def private_ray(inner: Any) -> Iterator[None]:
     if inner.ray_cfg.init.get("address") is not None:
         # The plugin would set it, and Ray refuses it for a cluster that is there.
         inner.ray_cfg.init.setdefault("object_store_memory", None)
+        inner.ray_cfg.init.setdefault("logging_level", "WARNING")
         with own_resources():
             yield
         return

@@ -91,10 +91,11 @@ def simultaneous(hydra: Any, *, pin: bool = False, in_cell: bool = False) -> str
     }.get(target, _perhaps)(launcher)
     if how is None:
         return None
+    hint = not pin and target in (JOBLIB, LOCAL, RAY)
     return (
         f"cells of this sweep {how[0]} and disturb each other's timing: their figures are not "
         f"those of an idle machine. {PINNED if pin else ''}Try: {how[1]}"
-        + ("" if pin else "; or pin=true, on a CPU, for cores of their own at least")
+        + ("; or pin=true, on a CPU, for cores of their own at least" if hint else "")
     )
 
 

@@ -78,6 +78,7 @@ LAYERS: dict[int, list[str]] = {
     2: [
         "device",
         "comm",
+        "wire",
         "disturb",
         "timing",
         "shapes",
@@ -92,6 +93,7 @@ LAYERS: dict[int, list[str]] = {
         "transfer",
         "precision",
         "carried",
+        "generators",
         "checkpoint_storage",
         "sensors",
         "nvml",

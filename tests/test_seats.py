@@ -208,6 +208,25 @@ def test_pinned_runs_have_cores_of_their_own_and_who_finds_none_waits(
 
 
 @affinity
+def test_the_command_of_the_page_pins(tmp_path: Path) -> None:
+    page = (TESTS.parent / "docs/clusters.md").read_text("utf-8")
+    command = (
+        page.split("## Several sweeps on one machine")[1].split("```bash\n")[1].split("```")[0]
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path}
+    scratch = tempfile.mkdtemp(prefix="d-")
+    subprocess.run(
+        ["bash", "-euc", command], cwd=tmp_path, env={**variables, "TMPDIR": scratch}, check=True
+    )
+    shutil.rmtree(scratch)
+    (result,) = tmp_path.glob("outputs/runs/*/*/run.json")
+    first, second = json.loads(result.read_text())["pinned"]
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
+@affinity
 def test_ranks_and_virtual_devices_stay_on_their_cores_whatever_the_seat(
     start: Start, tmp_path: Path
 ) -> None:
