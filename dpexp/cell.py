@@ -21,6 +21,7 @@ from dpexp.provenance import code_of, git_state
 from dpexp.recording import UnwrittenResultError, record, write_result
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
+from dpexp.slurm import explained
 from dpexp.stopping import STOP_SIGNALS, listen
 
 
@@ -142,7 +143,7 @@ def _run(
         return join(job, outer)
     from dpexp.launch import launch
 
-    return launch(job, user_dir)
+    return explained(launch(job, user_dir))
 
 
 class _SearchFailedError(Exception):
@@ -238,7 +239,8 @@ def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
         yield
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
-        result = replace(stop.result, notes=[*stop.result.notes, "see steps.rank*.csv"])
+        ended = explained(stop.result)
+        result = replace(ended, notes=[*ended.notes, "see steps.rank*.csv"])
         try:
             with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record
                 result = record(result, folder, user_dir)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ RECORDED = (
 _FOLLOWED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 _TYPED = "DPEXP_TYPED"
 _SWEEP = "DPEXP_SWEEP"
+_FROM_SLURM = "DPEXP_RANK_FROM_SLURM"
 
 _HYDRA = "HYDRA_FULL_ERROR"
 _WANTED = "DPEXP_FULL_ERROR"
@@ -65,6 +66,88 @@ def outer_launcher() -> OuterLauncher | None:
         master_addr=os.environ["MASTER_ADDR"],
         master_port=int(os.environ["MASTER_PORT"]),
     )
+
+
+@dataclass(frozen=True)
+class SlurmStep:
+    """What srun told this process about its place among the tasks that it has started."""
+
+    job_id: int
+    step_id: int
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    nodes: str  # in Slurm's form
+
+
+def slurm_step() -> SlurmStep | None:
+    """The step of Slurm that this process is a task of; None where srun has not started it.
+
+    In a shell of an allocation (salloc, a batch script) there is a job, but no step; in one that
+    srun has opened on a terminal there is a step, and nothing tells it from any other task.
+    """
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+    sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
+    if any(name not in os.environ for name in (*names, *sizes)):
+        return None
+    job_id, step_id, rank, local_rank, node = (int(os.environ[name]) for name in names)
+    world_size, counts, nodes = (os.environ[name] for name in sizes)
+    return SlurmStep(
+        job_id=job_id,
+        step_id=step_id,
+        rank=rank,
+        local_rank=local_rank,
+        world_size=int(world_size),
+        local_world_size=_tasks_per_node(counts)[node],
+        nodes=nodes,
+    )
+
+
+def _tasks_per_node(counts: str) -> list[int]:
+    """Slurm's ``2(x3),1`` as a list: 2, 2, 2, 1."""
+    found = []
+    for part in counts.split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        found += [int(count)] * int(times or 1)
+    return found
+
+
+def slurm_job() -> str | None:
+    """The id of the Slurm job that this process belongs to, or None."""
+    return os.environ.get("SLURM_JOB_ID") or None
+
+
+def take_rank(step: SlurmStep, address: Callable[[], str], port: int) -> OuterLauncher:
+    """Set torchrun's variables for this process as Slurm's say it: from here on it is a rank.
+
+    Args:
+        address: of the first node; called where MASTER_ADDR is not set.
+        port: used where MASTER_PORT is not set.
+    """
+    if os.environ.get(_FROM_SLURM) != "1":
+        os.environ.setdefault("MASTER_ADDR", address())
+        os.environ.setdefault("MASTER_PORT", str(port))
+        os.environ.update(
+            {
+                _FROM_SLURM: "1",
+                "RANK": str(step.rank),
+                "LOCAL_RANK": str(step.local_rank),
+                "WORLD_SIZE": str(step.world_size),
+                "LOCAL_WORLD_SIZE": str(step.local_world_size),
+                "TORCHELASTIC_RUN_ID": f"slurm-{step.job_id}.{step.step_id}",
+            }
+        )
+        # Rank 0 holds the store: there is no agent, whatever another launcher has left here.
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    outer = outer_launcher()
+    assert outer is not None
+    return outer
+
+
+def ranks_are_slurms() -> bool:
+    """Whether this process is a rank by :func:`take_rank`, and not by torchrun."""
+    return os.environ.get(_FROM_SLURM) == "1"
 
 
 def usable_cores() -> int:

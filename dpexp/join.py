@@ -12,6 +12,7 @@ from dpexp.lifeline import Lifeline
 from dpexp.loop import Progress
 from dpexp.records import ErrorRecord, RankResult, RunResult
 from dpexp.results import ended_early
+from dpexp.slurm import explained
 from dpexp.stopping import ignored
 from dpexp.worker import RankJob
 
@@ -29,7 +30,7 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
             error = replace(error, message=f"{error.message.rstrip('.')}. {_told_by(outer)}")
         status = "interrupted" if error.kind == "interrupted" else "failed"
         known = [] if partial is None else [partial]
-        ended = ended_early(job.plan, job.environment, status, error, known)
+        ended = explained(ended_early(job.plan, job.environment, status, error, known))
         if claim(job.folder / "run.json", ended.to_json()):
             show_failure(ended, job.folder)
 

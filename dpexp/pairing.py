@@ -34,6 +34,7 @@ WITHOUT_EFFECT = (
     "measure.flops",
     "measure.peak_flops_per_device",
     "process_memory_mib",
+    "parallel.ranks_from",
     "parallel.timeout_s",
     "repeat",
     "repeats",

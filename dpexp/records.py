@@ -23,7 +23,16 @@ DP_PARTS = ("scatter", "replicate", "parallel_apply", "gather")
 COMM_PARTS = ("comm_exposed", "comm_overlapped", "straggler_wait")
 
 STATUSES = ("ok", "failed", "skipped", "interrupted")
-KINDS = ("config", "user_error", "oom", "crash", "hang", "nonfinite", "interrupted")
+KINDS = (
+    "config",
+    "user_error",
+    "oom",
+    "crash",
+    "hang",
+    "nonfinite",
+    "interrupted",
+    "time_limit",
+)
 
 
 class StepRecord(NamedTuple):

@@ -15,6 +15,7 @@ from dpexp.schema_measuring import (
     CheckConfig,
     InjectConfig,
     MeasureConfig,
+    RanksFrom,
     Rerun,
     UntilConfig,
     doc,
@@ -137,6 +138,7 @@ class ParallelConfig:
 
     strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
+    ranks_from: RanksFrom = doc("auto: torchrun's, else dpexp's own; slurm: the tasks of an srun")
     backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")
     bucket_cap_mb: Any | None = doc(
         "ddp: size of a gradient bucket in MiB; auto = torch's own (25, the first bucket 1)"
