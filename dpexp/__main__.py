@@ -143,7 +143,7 @@ def main() -> None:
     except KeyboardInterrupt as stop:  # a second one may come while the first is answered
         answer_with(console.leave_quietly)
         sys.exit(128 + (stop.signum if isinstance(stop, Stop) else signal.SIGINT))
-    if outer is not None:
+    if env.outer_launcher() is not None:  # of torchrun, or since of Slurm
         # Everything is written. An interpreter that unwinds after a process group was in it is
         # aborted now and then ("terminate called without an active exception").
         console.leave()

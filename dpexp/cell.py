@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpexp import env, server
+from dpexp import env, server, slurm
 from dpexp.check import check
 from dpexp.config import to_plain
 from dpexp.console import leave_quietly
@@ -21,7 +21,7 @@ from dpexp.provenance import code_of, git_state
 from dpexp.recording import UnwrittenResultError, record, write_result
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
-from dpexp.slurm import explained
+from dpexp.schema_measuring import RanksFrom
 from dpexp.stopping import STOP_SIGNALS, listen
 
 
@@ -63,6 +63,8 @@ def run_cell(
         git_state.cache_clear()
     try:
         check(config, in_sweep=in_sweep)
+        if config.parallel.ranks_from is RanksFrom.slurm:
+            slurm.take_rank(in_sweep=in_sweep)
         outer = env.outer_launcher()
         if outer is None:
             several = config.parallel.strategy not in ONE_PROCESS
@@ -75,8 +77,9 @@ def run_cell(
         environment = describe_environment(facts) | _provenance(config, user_dir)
         with _interrupts_recorded(folder, user_dir):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
-            announce(plan.notes)
-            plan = replace(plan, notes=(*plan.notes, *told))
+            seen = slurm.unused() if outer is None else []
+            announce([*plan.notes, *seen])
+            plan = replace(plan, notes=(*plan.notes, *seen, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if not in_sweep:
@@ -143,7 +146,7 @@ def _run(
         return join(job, outer)
     from dpexp.launch import launch
 
-    return explained(launch(job, user_dir))
+    return slurm.explained(launch(job, user_dir))
 
 
 class _SearchFailedError(Exception):
@@ -239,7 +242,7 @@ def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
         yield
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
-        ended = explained(stop.result)
+        ended = slurm.explained(stop.result)
         result = replace(ended, notes=[*ended.notes, "see steps.rank*.csv"])
         try:
             with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record

@@ -204,7 +204,7 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
     if choice is not None:
         group = choice[1]
         options = GROUPS.get(group) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-        shown = f"+{group}" if group == "experiment" else group
+        shown = f"+{group}" if group in ("experiment", "cluster") else group
         close = _close(choice[2], options) or next(reversed(options), "…")
         plugin = group.startswith("hydra/") and choice[2] in ("optuna", *NAMES.values())
         return ConfigError(

@@ -114,8 +114,21 @@ def _tasks_per_node(counts: str) -> list[int]:
 
 
 def slurm_job() -> str | None:
-    """The id of the Slurm job that this process belongs to, or None."""
-    return os.environ.get("SLURM_JOB_ID") or None
+    """The Slurm job that this process belongs to: ``7``, or ``7_0`` in an array; or None."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    # An array and one of its jobs have the same number.
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID") or None
+
+
+def slurm_tasks() -> int:
+    """How many tasks the Slurm job of this process has, by its variables; 1 where there is none."""
+    raw = os.environ.get("SLURM_NTASKS", "1")
+    return int(raw) if slurm_job() is not None and raw.isdigit() else 1
+
+
+def in_submitit_job() -> bool:
+    """Whether submitit's script for Slurm has started this process."""
+    return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
 
 
 def take_rank(step: SlurmStep, address: Callable[[], str], port: int) -> OuterLauncher:

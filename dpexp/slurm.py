@@ -118,7 +118,7 @@ def explained(result: RunResult) -> RunResult:
     if name is None or error is None or error.kind not in ("interrupted", "crash"):
         return result
     try:
-        job = next(iter(jobs([name]).values()), None)
+        job = jobs([name]).get(name)
     except NoAnswerError as silent:
         return replace(result, notes=[*result.notes, f"Slurm did not say why: {silent}"])
     ended = None if job is None else why(job, told_to_end=True)
@@ -169,21 +169,37 @@ def why(job: SlurmJob, *, told_to_end: bool = False) -> ErrorRecord | None:
     return None
 
 
-def take_rank() -> env.OuterLauncher:
+def take_rank(*, in_sweep: bool = False) -> env.OuterLauncher:
     """Be the rank that this task of a Slurm step is. Safe to call again.
 
     Raises:
-        ConfigError: Slurm has not started this process as a task.
+        ConfigError: Slurm has not started this process as a task of one run.
     """
     step = env.slurm_step()
-    if step is None:
-        raise ConfigError(
-            "parallel.ranks_from",
-            "slurm",
-            "srun has not started this process (SLURM_STEP_ID, SLURM_PROCID are not set)",
-            fix="srun --ntasks=2 python -m dpexp …, or parallel.ranks_from=auto",
-        )
+    problem = fix = ""
+    if in_sweep and not env.in_submitit_job():
+        problem = "this sweep runs its cells itself, and is no job of submitit's"
+        fix = "hydra/launcher=submitit_slurm, or parallel.ranks_from=auto"
+    elif env.outer_launcher() is not None and not env.ranks_are_slurms():
+        problem = "torchrun has started this process (TORCHELASTIC_RUN_ID and others are set)"
+        fix = "parallel.ranks_from=auto, or unset TORCHELASTIC_RUN_ID"
+    elif step is None:
+        problem = "srun has not started this process (SLURM_STEP_ID and others are not set)"
+        fix = "srun --ntasks=2 python -m dpexp …, or parallel.ranks_from=auto"
+    if step is None or problem:
+        raise ConfigError("parallel.ranks_from", "slurm", problem, fix=fix)
     return env.take_rank(step, lambda: first_address(step.nodes), port_of(step))
+
+
+def unused() -> list[str]:
+    """A note where Slurm's variables tell of tasks that a run does not wait for."""
+    tasks = env.slurm_tasks()
+    if tasks == 1 or env.ranks_are_slurms():
+        return []
+    return [
+        f"Slurm's variables tell of {tasks} tasks: not used, the ranks are dpexp's own (with srun "
+        "and parallel.ranks_from=slurm each task is a rank)"
+    ]
 
 
 def port_of(step: env.SlurmStep) -> int:

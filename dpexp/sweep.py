@@ -12,6 +12,7 @@ from typing import Any, final
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
+from dpexp import slurm
 from dpexp.cell import announce, claim_folder
 from dpexp.check import check
 from dpexp.compose import SWEEPS, discard, explain_os
@@ -22,6 +23,7 @@ from dpexp.launchers import refuse_launcher, simultaneous, typed
 from dpexp.records import RunResult
 from dpexp.repeating import refuse_other_sweepers
 from dpexp.resuming import refuse_rerun_alone, without_own
+from dpexp.schema_measuring import RanksFrom
 from dpexp.searching import OPTUNA
 from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
 
@@ -58,7 +60,11 @@ class DpexpCallback(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
-            check(load(without_hydra(config)))
+            own = load(without_hydra(config))
+            check(own)
+            if own.parallel.ranks_from is RanksFrom.slurm and slurm.take_rank().rank != 0:
+                with open_dict(config.hydra):
+                    config.hydra.output_subdir = None  # .hydra/ is written once
             claim_folder(Path(config.hydra.run.dir))
         except ConfigError as error:
             refuse(error)

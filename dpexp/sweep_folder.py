@@ -24,6 +24,7 @@ from dpexp.files import write_whole
 from dpexp.records import LaterSchemaError, read_run
 from dpexp.resuming import Found, Planned, in_first_order, to_run, without_own
 from dpexp.schema_measuring import Rerun
+from dpexp.slurm import scripts_below
 from dpexp.sweep_lock import JOBS, RECORD
 
 RECORD_END = "# the end\n"  # without it the record was cut off, or is not by dpexp
@@ -203,8 +204,16 @@ def _wait_for_orphans(folder: Path) -> None:
     they write into their cell's folder.
 
     Raises:
-        ConfigError: one is still there.
+        ConfigError: one is still there, or a job of Slurm.
     """
+    queued = scripts_below(str(folder.resolve()))
+    if queued:
+        raise ConfigError(
+            "resume",
+            str(folder),
+            f"Slurm jobs of the earlier start still wait or run: {' '.join(queued)}",
+            fix=f"wait for their end, or scancel {' '.join(queued)}",
+        )
     holders = _holders(folder)
     _, alive = psutil.wait_procs(holders, timeout=ORPHANS_S) if holders else ([], [])
     if alive:
