@@ -45,7 +45,8 @@ def run_job(composed: DictConfig) -> float | None:
         _told(partial(unreadable, raw, error, folder), folder, in_sweep=True)
         return None
     try:
-        claim_folder(folder)
+        if env.outer_launcher() is None:  # else see gathering.py
+            claim_folder(folder)
     except ConfigError as error:
         console.refuse(error)
     try:

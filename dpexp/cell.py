@@ -82,13 +82,14 @@ def run_cell(
             plan = replace(plan, notes=(*plan.notes, *seen, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
-        if not in_sweep:
-            raise
-        return refused(config, environment, error, folder)
+        if in_sweep:
+            return refused(config, environment, error, folder)
+        _tell_other_hosts(config, error)
+        raise
     except _SearchFailedError as ended:
         result, search = ended.result, None
     if result is None:
-        return None
+        return None  # on a rank of torchrun's other than 0
     _raise_if_refused(result, in_sweep)
     if result.status == "ok":
         announce([note for note in result.notes if note not in plan.notes])
@@ -97,6 +98,15 @@ def run_cell(
     recorded = record(result, folder, user_dir)
     announce(recorded.notes[len(result.notes) :])
     return recorded
+
+
+def _tell_other_hosts(config: Config, error: ConfigError) -> None:
+    """A refusal where ranks are on several hosts: not all may come to it."""
+    outer = env.outer_launcher()
+    if outer is not None and outer.several_agents:
+        from dpexp.join import refuse_together
+
+        refuse_together(config, error, outer)
 
 
 def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:
@@ -221,8 +231,9 @@ def claim_folder(folder: Path) -> None:
 
 
 def announce(notes: Any) -> None:
-    """Tell the user what she may not have expected."""
-    for note in notes:
+    """Tell the user what she may not have expected; of several ranks, the first one does."""
+    outer = env.outer_launcher()
+    for note in notes if outer is None or outer.rank == 0 else ():
         print(f"note: {note}", file=sys.stderr)
 
 

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from dpexp import env
 from dpexp.clocks import ClockOffset, closest, machine_id
@@ -23,8 +24,11 @@ from dpexp.timing import host_s
 CLOCK_ROUNDS = 16
 
 
-def connect(plan: RunPlan, rank: int) -> Comm:
+def connect(plan: RunPlan, rank: int, store: Store | None = None) -> Comm:
     """The communicator of this rank.
+
+    Args:
+        store: where the ranks find each other; None = the one that the environment names.
 
     Raises:
         ConfigError: the network interface that the environment names is not there.
@@ -35,7 +39,8 @@ def connect(plan: RunPlan, rank: int) -> Comm:
     try:
         dist.init_process_group(
             plan.backend,
-            init_method="env://",
+            init_method="env://" if store is None else None,
+            store=store,
             rank=rank,
             world_size=plan.num_processes,
             timeout=timedelta(seconds=plan.config.parallel.timeout_s),
@@ -158,6 +163,8 @@ class TorchComm(Comm):
             return ClockOffset(0.0, 0.0)  # one kernel, one clock
         own = ClockOffset(0.0, 0.0)
         for peer in range(1, self.world_size):
+            if machines[peer] == machines[0]:
+                continue  # its clock is rank 0's
             if self.rank == 0:
                 found = closest([self._question(peer) for _ in range(CLOCK_ROUNDS)])
                 dist.send(torch.tensor(found, dtype=torch.float64), peer, group=self._group)

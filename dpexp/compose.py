@@ -13,7 +13,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import psutil
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -94,23 +93,6 @@ def fresh_folder(base: str) -> Path:
     )
     folder.mkdir(parents=True)  # fails rather than share a folder
     return folder
-
-
-def shared_folder(outer: env.OuterLauncher, base: str) -> str:
-    """A run folder below `base` that all ranks of this launch agree on and no other launch has.
-
-    The ranks of one host have one parent, torchrun's agent: its start and its process id tell
-    launches apart. No torch here, and no communication: it is needed to compose the config.
-    """
-    agent = psutil.Process().parent()
-    if agent is None:
-        return str(Path(base) / outer.run_id)
-    started = time.localtime(agent.create_time())
-    return str(
-        Path(base)
-        / time.strftime("%Y-%m-%d", started)
-        / f"{time.strftime('%H-%M-%S', started)}-{agent.pid:x}"
-    )
 
 
 def discard(folder: Path) -> None:
@@ -263,7 +245,7 @@ def _close(word: str, known: Sequence[str]) -> str | None:
 
 
 def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> list[str]:
-    """The command line of a rank that torchrun started: one folder for all of them.
+    """The command line of a rank that torchrun started; of its folder see gathering.py.
 
     Raises:
         ConfigError: a sweep, which needs processes of its own for each cell.
@@ -276,8 +258,6 @@ def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> 
             fix="python -m dpexp -m …, without torchrun",
         )
     added = ["hydra.mode=RUN"]
-    if not any(argument.lstrip("+").startswith("hydra.run.dir=") for argument in arguments):
-        added.append(f"hydra.run.dir={shared_folder(outer, RUNS)}")
     if outer.rank != 0:
         added.append("hydra.output_subdir=null")  # .hydra/ is written once
     return [*arguments, *added]

@@ -57,8 +57,8 @@ def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:
         traceback.print_exception(cause or error)
         print(getattr(error, "trace", ""), file=sys.stderr)
     outer = env.outer_launcher()
-    # All of torchrun's ranks come to the same refusal, if there are others.
-    if outer is None or outer.rank == 0 or not _answers(outer):
+    # All of torchrun's ranks on a host come to the same refusal, if there are others.
+    if outer is None or outer.local_rank == 0 or not _answers(outer):
         print(f"dpexp: {error}", file=sys.stderr)
     sys.exit(1)
 

@@ -30,6 +30,8 @@ def gather_facts() -> HardwareFacts:
         requested_threads=env.requested_threads(),
         nccl=torch.distributed.is_available() and torch.distributed.is_nccl_available(),
         outer_world_size=outer.world_size if outer is not None else None,
+        outer_local_size=outer.local_world_size if outer is not None else None,
+        outer_first_rank=outer.rank - outer.local_rank if outer is not None else 0,
     )
 
 
@@ -105,7 +107,7 @@ def peak_device_bytes(plan: RunPlan, rank: int) -> dict[str, int]:
     if plan.device_type != "cuda":
         return {}
     count = plan.num_devices if plan.num_processes == 1 else 1
-    first = plan.first_index + rank
+    first = plan.index_of(rank)
     return {
         f"cuda:{index}": torch.cuda.max_memory_allocated(index)
         for index in range(first, first + count)

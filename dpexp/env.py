@@ -37,9 +37,21 @@ class OuterLauncher:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int  # ranks that one agent has started on this host
     run_id: str
     master_addr: str
     master_port: int
+    agents_store: bool = False  # whether an agent holds the store at that address; else rank 0
+
+    @property
+    def name(self) -> str:
+        """Who started this process as a rank."""
+        return "Slurm" if ranks_are_slurms() else "torchrun"
+
+    @property
+    def several_agents(self) -> bool:
+        """Whether ranks of this run have been started by another process too: on other hosts."""
+        return self.local_world_size < self.world_size
 
 
 def outer_launcher() -> OuterLauncher | None:
@@ -58,13 +70,16 @@ def outer_launcher() -> OuterLauncher | None:
     )
     if any(name not in os.environ for name in names):
         return None
+    world_size = int(os.environ["WORLD_SIZE"])
     return OuterLauncher(
         rank=int(os.environ["RANK"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
+        world_size=world_size,
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
         run_id=os.environ["TORCHELASTIC_RUN_ID"],
         master_addr=os.environ["MASTER_ADDR"],
         master_port=int(os.environ["MASTER_PORT"]),
+        agents_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 

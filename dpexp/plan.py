@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpexp.check_device import check_precision, check_preparation
 from dpexp.check_measuring import check_ranks, check_sleeps, injected
 from dpexp.errors import ConfigError
 from dpexp.extra_work import extra_work
 from dpexp.schedule import chunk_sizes
-from dpexp.schema import ONE_PROCESS, Config, Precision, Scaling, StrategyName
+from dpexp.schema import ONE_PROCESS, Config, Scaling, StrategyName
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class HardwareFacts:
     num_accelerators: int
     requested_threads: int | None = None  # OMP_NUM_THREADS as the user set it
     nccl: bool = False
-    outer_world_size: int | None = None  # set when torchrun started this process
+    outer_world_size: int | None = None  # set when torchrun started this process, like the next:
+    outer_local_size: int | None = None  # its processes on this host
+    outer_first_rank: int = 0  # the rank of the first of them
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,23 @@ class RunPlan:
     calibration_pairs: int  # of extra steps with and without gradient exchange; 0 = none
     counts_flops: bool
     notes: tuple[str, ...]
+    devices_here: int  # on the host that this plan was made on: all, but where ranks are on others
+    first_rank: int  # of those on this host
 
     def device_of(self, rank: int) -> str:
-        """The torch device string of a rank's (first) device."""
+        """The torch device string of the (first) device of a rank on this host."""
         if self.device_type in ("cpu", "mps"):
             return self.device_type
-        return f"{self.device_type}:{self.first_index + rank}"
+        return f"{self.device_type}:{self.index_of(rank)}"
+
+    @property
+    def processes_here(self) -> int:
+        """Those on this host."""
+        return 1 if self.strategy in ONE_PROCESS else self.devices_here
+
+    def index_of(self, rank: int) -> int:
+        """The number of that device among those of its host."""
+        return self.first_index + rank - self.first_rank
 
 
 def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -> RunPlan:
@@ -70,21 +84,15 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
     strategy = config.parallel.strategy
     device_type, first_index = _device(config, facts)
     num_devices = resolve_num_devices(config.num_devices, strategy, device_type, first_index, facts)
-    _check_count(config, facts, device_type, first_index, num_devices)
+    here = _devices_here(strategy, num_devices, facts)
+    _check_count(config, facts, device_type, first_index, here)
     num_processes = 1 if strategy in ONE_PROCESS else num_devices
     check_sleeps(config, device_type)
     absent = check_ranks(config, num_devices, num_processes, in_sweep=in_sweep)
     disturbed = (f"injected: {text}" for text in injected(config, num_devices, num_processes))
-    if facts.outer_world_size is not None and facts.outer_world_size != num_processes:
-        raise ConfigError(
-            "num_devices",
-            config.num_devices,
-            f"torchrun started {facts.outer_world_size} processes, parallel={strategy.value} with "
-            f"{num_devices} devices needs {num_processes}",
-            fix=f"torchrun --nproc-per-node {num_processes}, or another num_devices",
-        )
-    _check_precision(config, device_type)
-    _check_preparation(config, device_type)
+    _check_launched(config, facts, num_devices, num_processes)
+    check_precision(config, device_type)
+    check_preparation(config, device_type)
     batch_rows = int(config.batch_size) * (num_devices if config.scaling is Scaling.weak else 1)
     batch_rows_per_device = max(chunk_sizes(batch_rows, num_devices))
     if config.accumulate > batch_rows_per_device:
@@ -96,7 +104,8 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
             fix=f"accumulate={batch_rows_per_device}, or a larger batch_size",
         )
     emulated = strategy is StrategyName.dp and device_type == "cpu"
-    threads = facts.requested_threads or max(1, facts.cores // num_processes)
+    processes_here = 1 if strategy in ONE_PROCESS else here
+    threads = facts.requested_threads or max(1, facts.cores // processes_here)
     return RunPlan(
         config=config,
         label=f"{strategy.value}-n{num_devices}",
@@ -112,8 +121,38 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
         emulated=emulated,
         backend=_backend(config, facts, device_type),
         **extra_work(config, device_type, num_processes, in_sweep),
-        notes=(*_notes(config, facts, device_type, num_devices, batch_rows), *absent, *disturbed),
+        notes=(
+            *_notes(config, facts, device_type, num_devices, here, batch_rows),
+            *absent,
+            *disturbed,
+        ),
+        devices_here=here,
+        first_rank=facts.outer_first_rank,
     )
+
+
+def _check_launched(
+    config: Config, facts: HardwareFacts, num_devices: int, num_processes: int
+) -> None:
+    """Refuse another number of processes than the outer launcher has started."""
+    if facts.outer_world_size is not None and facts.outer_world_size != num_processes:
+        raise ConfigError(
+            "num_devices",
+            config.num_devices,
+            f"torchrun started {facts.outer_world_size} processes, "
+            f"parallel={config.parallel.strategy.value} with {num_devices} devices needs "
+            f"{num_processes}",
+            fix=f"torchrun --nproc-per-node {num_processes}, or another num_devices"
+            if facts.outer_local_size == facts.outer_world_size
+            else "num_devices=auto, or other numbers for torchrun",
+        )
+
+
+def _devices_here(strategy: StrategyName, num_devices: int, facts: HardwareFacts) -> int:
+    """How many of the run's devices this host has: all, but where ranks are on others too."""
+    if strategy in ONE_PROCESS or facts.outer_local_size is None:
+        return num_devices
+    return min(num_devices, facts.outer_local_size)
 
 
 def resolve_num_devices(
@@ -193,45 +232,17 @@ def _check_count(
             fix="parallel=none, or device=cpu",
         )
     if first + count > facts.num_accelerators:
+        there = facts.num_accelerators - first
+        fix = f"num_devices={there}, or device=cpu"
+        if facts.outer_local_size is not None and strategy not in ONE_PROCESS:
+            fix = f"torchrun --nproc-per-node {there}, or device=cpu"
         raise ConfigError(
             "num_devices",
             count,
-            f"starting at {device_type}:{first} there are {facts.num_accelerators - first} devices",
-            allowed=f"1 to {facts.num_accelerators - first}",
-            fix=f"num_devices={facts.num_accelerators - first}, or device=cpu",
+            f"starting at {device_type}:{first} there are {there} devices",
+            allowed=f"1 to {there}",
+            fix=fix,
         )
-
-
-def _check_precision(config: Config, device_type: str) -> None:
-    if config.precision is Precision.tf32 and device_type != "cuda":
-        raise ConfigError(
-            "precision",
-            "tf32",
-            f"TensorFloat-32 is a format of CUDA devices; the device here is {device_type}",
-            allowed="fp32, bf16, fp16",
-            fix="precision=bf16",
-        )
-    if config.loader.pin_memory and device_type != "cuda":
-        raise ConfigError(
-            "loader.pin_memory",
-            True,
-            f"page-locked memory speeds up copies to CUDA devices; the device here is "
-            f"{device_type}",
-            fix="loader.pin_memory=null",
-        )
-
-
-def _check_preparation(config: Config, device_type: str) -> None:
-    strategy = config.parallel.strategy
-    if not config.prepare.sync_batchnorm or strategy is StrategyName.none:
-        return
-    if strategy is StrategyName.dp:
-        problem = "nn.SyncBatchNorm works between processes, and dp has only one"
-    elif device_type != "cuda":
-        problem = f"nn.SyncBatchNorm works on CUDA devices only; the device here is {device_type}"
-    else:
-        return
-    raise ConfigError("prepare.sync_batchnorm", True, problem, fix="prepare.sync_batchnorm=false")
 
 
 def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | None:
@@ -251,13 +262,17 @@ def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | No
 
 
 def _notes(
-    config: Config, facts: HardwareFacts, device_type: str, num_devices: int, batch_rows: int
+    config: Config,
+    facts: HardwareFacts,
+    device_type: str,
+    num_devices: int,
+    here: int,
+    batch_rows: int,
 ) -> tuple[str, ...]:
     notes = []
-    if device_type == "cpu" and num_devices > facts.cores:
+    if device_type == "cpu" and here > facts.cores:
         notes.append(
-            f"{num_devices} devices share {facts.cores} cores: "
-            "their times include waiting for a core"
+            f"{here} devices share {facts.cores} cores: their times include waiting for a core"
         )
     chunks = chunk_sizes(batch_rows, num_devices)
     if batch_rows % num_devices:

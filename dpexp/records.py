@@ -110,6 +110,7 @@ class ErrorRecord:
     phase: str | None = None
     during: str | None = None  # what it was part of when not the run's own steps
     stacks: dict[str, str] | None = None  # of a hang: of each rank, by its number
+    host: str | None = None  # of the rank, where ranks are on several hosts
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,8 @@ class RunResult:
     machine: dict[str, Any] | None = None
     injected: list[str] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
+    hosts: list[dict[str, Any]] = field(default_factory=list)  # see hosts.py; under torchrun
+    restarts: dict[str, Any] | None = None  # of all ranks, by torchrun
     notes: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 

@@ -40,7 +40,7 @@ RESULT: Final[dict[str, Any]] = {
     },
     "error": {
         **dict.fromkeys(
-            ("kind", "type", "message", "traceback", "user_frames", "phase", "during"), str
+            ("kind", "type", "message", "traceback", "user_frames", "phase", "during", "host"), str
         ),
         "rank": int,
         "step": int,
@@ -74,6 +74,8 @@ RESULT: Final[dict[str, Any]] = {
     "energy": {"per_sample_j": AMOUNT},
     "machine": {"warnings": [str]},
     "ranks": [{"rank": int, "phase_mean_s": {ANY: FIGURE}}],
+    "hosts": [{"host": str, "ranks": [int]}],
+    "restarts": {"count": int, "lost_s": AMOUNT},
     "injected": [str],
     "notes": [str],
 }

@@ -12,13 +12,14 @@ from typing import Any, final
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from dpexp import slurm
+from dpexp import env, slurm
 from dpexp.cell import announce, claim_folder
 from dpexp.check import check
 from dpexp.compose import SWEEPS, discard, explain_os
 from dpexp.config import load, without_hydra
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
+from dpexp.gathering import run_folder
 from dpexp.launchers import refuse_launcher, simultaneous, typed
 from dpexp.records import RunResult
 from dpexp.repeating import refuse_other_sweepers
@@ -60,12 +61,19 @@ class DpexpCallback(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
+            if config.parallel.get("ranks_from") == RanksFrom.slurm.value:
+                slurm.take_rank()
             own = load(without_hydra(config))
             check(own)
-            if own.parallel.ranks_from is RanksFrom.slurm and slurm.take_rank().rank != 0:
-                with open_dict(config.hydra):
+            outer = env.outer_launcher()
+            if outer is None:
+                claim_folder(Path(config.hydra.run.dir))
+                return
+            folder = run_folder(outer, _typed_folder(config), own.parallel.timeout_s)
+            with open_dict(config.hydra):
+                config.hydra.run.dir = str(folder)
+                if outer.rank != 0:
                     config.hydra.output_subdir = None  # .hydra/ is written once
-            claim_folder(Path(config.hydra.run.dir))
         except ConfigError as error:
             refuse(error)
 
@@ -101,6 +109,14 @@ class DpexpCallback(Callback):
         sweep.lock.release()
         if not well:
             sys.exit(1)
+
+
+def _typed_folder(config: DictConfig) -> Path | None:
+    """The folder of the run, where the user has said it."""
+    given = any(
+        each.lstrip("+").startswith("hydra.run.dir=") for each in config.hydra.overrides.hydra
+    )
+    return Path(config.hydra.run.dir) if given else None
 
 
 def go_on_in(config: DictConfig, folder: Path) -> None:
