@@ -58,9 +58,14 @@ def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:
         print(getattr(error, "trace", ""), file=sys.stderr)
     outer = env.outer_launcher()
     # All of torchrun's ranks on a host come to the same refusal, if there are others.
-    if outer is None or outer.local_rank == 0 or not _answers(outer):
+    if outer is None or outer.local_rank == 0 or not _others(outer):
         print(f"dpexp: {error}", file=sys.stderr)
     sys.exit(1)
+
+
+def _others(outer: env.OuterLauncher) -> bool:
+    """Whether there are other ranks: srun starts all of its tasks."""
+    return env.ranks_are_slurms() or _answers(outer)
 
 
 def _answers(outer: env.OuterLauncher) -> bool:

@@ -30,6 +30,7 @@ def gather_facts() -> HardwareFacts:
         requested_threads=env.requested_threads(),
         nccl=torch.distributed.is_available() and torch.distributed.is_nccl_available(),
         outer_world_size=outer.world_size if outer is not None else None,
+        outer_name="torchrun" if outer is None else outer.name,
         outer_local_size=outer.local_world_size if outer is not None else None,
         outer_first_rank=outer.rank - outer.local_rank if outer is not None else 0,
     )

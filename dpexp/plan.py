@@ -27,6 +27,7 @@ class HardwareFacts:
     nccl: bool = False
     outer_world_size: int | None = None  # set when torchrun started this process, like the next:
     outer_local_size: int | None = None  # its processes on this host
+    outer_name: str = "torchrun"  # or Slurm
     outer_first_rank: int = 0  # the rank of the first of them
 
 
@@ -139,12 +140,12 @@ def _check_launched(
         raise ConfigError(
             "num_devices",
             config.num_devices,
-            f"torchrun started {facts.outer_world_size} processes, "
+            f"{facts.outer_name} started {facts.outer_world_size} processes, "
             f"parallel={config.parallel.strategy.value} with {num_devices} devices needs "
             f"{num_processes}",
             fix=f"torchrun --nproc-per-node {num_processes}, or another num_devices"
-            if facts.outer_local_size == facts.outer_world_size
-            else "num_devices=auto, or other numbers for torchrun",
+            if facts.outer_local_size == facts.outer_world_size and facts.outer_name == "torchrun"
+            else f"num_devices=auto, or other numbers for {facts.outer_name}",
         )
 
 
@@ -235,7 +236,7 @@ def _check_count(
         there = facts.num_accelerators - first
         fix = f"num_devices={there}, or device=cpu"
         if facts.outer_local_size is not None and strategy not in ONE_PROCESS:
-            fix = f"torchrun --nproc-per-node {there}, or device=cpu"
+            fix = f"{there} processes a host from {facts.outer_name}, or device=cpu"
         raise ConfigError(
             "num_devices",
             count,

@@ -1,0 +1,209 @@
+"""A real Slurm: cells as its jobs, ranks as its tasks, and shells that are neither."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TESTS
+from slurmcluster import SlurmCluster, slurm_cluster, why_not
+
+WHY_NOT = why_not()
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
+    pytest.mark.timeout(400),
+]
+DPEXP = (sys.executable, "-m", "dpexp")
+# Four ranks, trained with whole batches and an uneven last one.
+FOUR = ("task=train", "parallel=ddp", "num_devices=4", "batch_size=32", "save_weights=true")
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="dpexp-slurm-") as folder,
+        slurm_cluster(Path(folder)) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture
+def here(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to work in, with Slurm's commands meaning this cluster; no job is left."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+        for name, value in {**slurm.variables, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}.items():
+            patch.setenv(name, value)
+        yield tmp_path
+        slurm.end_jobs()
+
+
+def typed(*arguments: str) -> list[str]:
+    return [*DPEXP, "-m", "hydra/launcher=submitit_slurm", "hydra.sweep.dir=sweep", *arguments]
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    files = sorted(folder.glob("*/run.json"))
+    return {path.parent.name: json.loads(path.read_text()) for path in files}
+
+
+def wait_for(count: int, pattern: str, process: subprocess.Popen[str]) -> None:
+    deadline_s = time.monotonic() + 240
+    while len(list(Path().glob(pattern))) < count:
+        assert process.poll() is None, "the sweep ended too soon"
+        assert time.monotonic() < deadline_s, f"no {count} of {pattern}"
+        time.sleep(0.2)
+
+
+def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_resume_completes(
+    slurm: SlurmCluster, here: Path
+) -> None:
+    arguments = typed(
+        "device=cpu", "model=custom", "model._target_=userlaunched.Told", "+model.how=work,wait",
+        "parallel=none,dp,ddp", "num_devices=1", "hydra.launcher.timeout_min=1",
+    )  # fmt: skip
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as sweep:
+        wait_for(6, "sweep/*/steps.rank0.csv", sweep)
+        jobs = slurm.jobs()
+        assert slurm.run("scancel", "1_3").returncode == 0
+        # Its limit is a minute. Slurm looks every half minute; this is its word for "now".
+        assert slurm.run("scontrol", "update", "jobid=1_4", "EndTime=now").returncode == 0
+        wait_for(1, "sweep/4_*/run.json", sweep)
+        (here / "go").touch()
+        told = sweep.communicate(timeout=120)[1]
+    assert sweep.returncode == 1, told
+    found = results(here / "sweep")
+    assert {name: each["status"] for name, each in found.items()} == {
+        "0_none_n1": "ok",
+        "1_dp_n1": "ok",
+        "2_ddp_n1": "ok",
+        "3_none_n1": "interrupted",
+        "4_dp_n1": "failed",
+        "5_ddp_n1": "ok",
+    }
+    cancelled, late = found["3_none_n1"]["error"], found["4_dp_n1"]["error"]
+    assert (cancelled["kind"], cancelled["type"]) == ("interrupted", "SlurmCancelled")
+    assert "Slurm job 1_3 was cancelled (scancel" in cancelled["message"]
+    assert (late["kind"], late["type"]) == ("time_limit", "SlurmTimeLimit")
+    assert "Slurm job 1_4 was over its time limit of 1:00" in late["message"]
+    assert "hydra.launcher.timeout_min" in late["message"]
+    assert late["phase"] == "forward"  # the cell itself has written what it had
+    assert late["message"] in (here / "sweep/report.md").read_text()
+    assert "Traceback" not in told
+    assert "sacct" not in told  # there is no accounting
+
+    (script,) = (here / "sweep/.submitit").glob(".submission_file_*.sh")
+    assert "--signal" not in script.read_text()  # submitit would take it for a wish to run again
+    assert {each["Requeue"] for each in jobs.values()} == {"0"}
+    assert not any("TresPerNode" in each for each in jobs.values())
+
+    again = run(*arguments, f"resume={here / 'sweep'}")
+    assert again.returncode == 0, again.stderr
+    assert "4 of 6 cells stay as they are, 2 run" in again.stderr
+    assert {each["status"] for each in results(here / "sweep").values()} == {"ok"}
+
+
+def test_jobs_ask_for_gpus_as_num_devices_says_and_ctrl_c_cancels_them(
+    slurm: SlurmCluster, here: Path
+) -> None:
+    before = set(slurm.jobs())
+    arguments = typed(
+        "device=auto,cpu", "parallel=none,ddp", "num_devices=1,4", "hydra.launcher.cpus_per_task=2",
+        "+hydra.launcher.additional_parameters.hold=true",
+    )  # fmt: skip
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as sweep:
+        deadline_s = time.monotonic() + 60
+        while len(new := set(slurm.jobs()) - before) < 8 and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        asked = [slurm.jobs()[name] for name in new]
+        refused = run(*arguments, f"resume={here / 'sweep'}")
+        sweep.send_signal(signal.SIGINT)
+        told = sweep.communicate(timeout=60)[1]
+    assert sweep.returncode == 130, told
+    assert slurm.active() == []
+    assert "device=auto: the cluster has GPUs" in told
+    # auto: none_n1 and none_n4 (which will be skipped), ddp_n1; ddp_n4. cpu: four cells.
+    gpus = sorted(each.get("TresPerNode", "") for each in asked)
+    assert gpus == [""] * 4 + ["gres:gpu:1"] * 3 + ["gres:gpu:4"]
+    assert {each["CPUs/Task"] for each in asked} == {"2"}
+    scripts = [path.read_text() for path in (here / "sweep/.submitit").glob(".submission_*.sh")]
+    assert len(scripts) == 3  # one array each for what is asked for
+    assert all("--cpus-per-task=2 " in each.split("\nsrun ")[1] for each in scripts)
+    assert refused.returncode == 1
+    assert "resume=" in refused.stderr
+    assert "Slurm jobs of the earlier start still wait or run" in refused.stderr
+
+
+def test_tasks_of_two_nodes_are_the_ranks_of_one_run_like_those_of_one_host(
+    slurm: SlurmCluster, here: Path
+) -> None:
+    own = run(*DPEXP, *FOUR, "hydra.run.dir=own", "check.parity=true")
+    assert own.returncode == 0, own.stderr
+    spread = run(
+        "srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1", *DPEXP,
+        "+cluster=slurm", *FOUR, "check.parity=true",
+    )  # fmt: skip
+    assert spread.returncode == 0, spread.stderr
+    (path,) = here.glob("outputs/runs/*/*/run.json")
+    alone, found = json.loads((here / "own/run.json").read_text()), json.loads(path.read_text())
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
+    assert [each["ranks"] for each in found["hosts"]] == [[0, 1], [2, 3]]
+    assert found["loss"] == alone["loss"]
+    assert found["model"]["sha256"] == alone["model"]["sha256"]
+    assert found["parity"]["verdict"] == alone["parity"]["verdict"] == "pass"
+    assert len(list(path.parent.glob("steps.rank*.csv"))) == 4
+    assert len(list(path.parent.glob("events.out.tfevents.*"))) == 1
+    assert (path.parent / ".hydra/overrides.yaml").exists()
+
+
+def test_cells_of_a_sweep_may_span_nodes(slurm: SlurmCluster, here: Path) -> None:
+    before = set(slurm.jobs())
+    ended = run(
+        *typed(*FOUR, "num_devices=2,4", "+cluster=slurm", "device=cpu",
+               "hydra.launcher.tasks_per_node=2")
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    found = results(here / "sweep")
+    assert {name: len(each["ranks"]) for name, each in found.items()} == {
+        "0_ddp_n2": 2,
+        "1_ddp_n4": 4,
+    }
+    assert [each["ranks"] for each in found["1_ddp_n4"]["hosts"]] == [[0, 1], [2, 3]]
+    jobs = [each for name, each in slurm.jobs().items() if name not in before]
+    assert sorted((each["NumNodes"], each["NumTasks"]) for each in jobs) == [("1", "2"), ("2", "4")]
+
+
+def test_in_a_shell_of_an_allocation_a_run_waits_for_no_task(
+    slurm: SlurmCluster, here: Path
+) -> None:
+    plain = (*DPEXP, "parallel=ddp", "num_devices=2", "steps=2", "parallel.timeout_s=60")
+    script = here / "job.sh"
+    script.write_text(f"#!/bin/bash\n{' '.join(plain)} hydra.run.dir=batch\n")
+    shape = ("--nodes=2", "--ntasks-per-node=2")
+    with subprocess.Popen(["sbatch", "--wait", *shape, "--output=out", str(script)]) as batch:
+        shell = run("salloc", *shape, *plain, "hydra.run.dir=shell")
+        assert batch.wait(timeout=120) == 0, (here / "out").read_text()
+    assert shell.returncode == 0, shell.stderr
+    for name in ("batch", "shell"):
+        found = json.loads((here / name / "run.json").read_text())
+        assert found["status"] == "ok"
+        assert found["num_processes"] == 2
+        assert any("Slurm's variables tell of 4 tasks: not used" in n for n in found["notes"])
