@@ -36,7 +36,9 @@ def request_of(config: Config, launcher: Any, has_gpus: Callable[[], bool]) -> R
     """
     strategy, count = config.parallel.strategy, config.num_devices
     if strategy is StrategyName.none:
-        count = 1  # another number: the cell is skipped, and needs nothing
+        if count not in ("auto", 1):
+            return Request()  # the cell is skipped, and needs nothing
+        count = 1
     nodes, tasks = _places(config, launcher)
     if not _wants_gpus(config.device, launcher, has_gpus):
         return Request(nodes, tasks)

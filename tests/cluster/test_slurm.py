@@ -73,6 +73,14 @@ def wait_for(count: int, pattern: str, process: subprocess.Popen[str]) -> None:
         time.sleep(0.2)
 
 
+def new_entries(slurm: SlurmCluster, before: set[str], count: int) -> list[dict[str, str]]:
+    """What the queue has got since, once there are so many; what waits of an array is one."""
+    deadline_s = time.monotonic() + 60
+    while len(new := slurm.jobs().keys() - before) < count and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    return [slurm.jobs()[name] for name in new]
+
+
 def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_resume_completes(
     slurm: SlurmCluster, here: Path
 ) -> None:
@@ -121,7 +129,7 @@ def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_re
     assert {each["status"] for each in results(here / "sweep").values()} == {"ok"}
 
 
-def test_jobs_ask_for_gpus_as_num_devices_says_and_ctrl_c_cancels_them(
+def test_jobs_ask_for_gpus_as_num_devices_says_and_outlive_only_a_sweep_that_is_killed(
     slurm: SlurmCluster, here: Path
 ) -> None:
     before = set(slurm.jobs())
@@ -130,26 +138,27 @@ def test_jobs_ask_for_gpus_as_num_devices_says_and_ctrl_c_cancels_them(
         "+hydra.launcher.additional_parameters.hold=true",
     )  # fmt: skip
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as sweep:
-        deadline_s = time.monotonic() + 60
-        while len(new := set(slurm.jobs()) - before) < 8 and time.monotonic() < deadline_s:
-            time.sleep(0.2)
-        asked = [slurm.jobs()[name] for name in new]
-        refused = run(*arguments, f"resume={here / 'sweep'}")
+        asked = new_entries(slurm, before, 3)
+        sweep.kill()
+    refused = run(*arguments, f"resume={here / 'sweep'}")
+    assert refused.returncode == 1
+    assert "Slurm jobs of the earlier start still wait or run: " in refused.stderr
+    assert run("scancel", *slurm.active()).returncode == 0
+    before = set(slurm.jobs())
+    again = [*arguments, f"resume={here / 'sweep'}"]
+    with subprocess.Popen(again, stderr=subprocess.PIPE, text=True) as sweep:
+        new_entries(slurm, before, 3)
         sweep.send_signal(signal.SIGINT)
         told = sweep.communicate(timeout=60)[1]
     assert sweep.returncode == 130, told
     assert slurm.active() == []
     assert "device=auto: the cluster has GPUs" in told
-    # auto: none_n1 and none_n4 (which will be skipped), ddp_n1; ddp_n4. cpu: four cells.
-    gpus = sorted(each.get("TresPerNode", "") for each in asked)
-    assert gpus == [""] * 4 + ["gres:gpu:1"] * 3 + ["gres:gpu:4"]
+    gpus = {each.get("TresPerNode"): each.get("ArrayTaskId", "").split("%")[0] for each in asked}
+    # On CPUs four, and none_n4 on GPUs, which is to be skipped; none_n1 and ddp_n1; ddp_n4.
+    assert gpus == {None: "0-4", "gres:gpu:1": "0-1", "gres:gpu:4": ""}
     assert {each["CPUs/Task"] for each in asked} == {"2"}
     scripts = [path.read_text() for path in (here / "sweep/.submitit").glob(".submission_*.sh")]
-    assert len(scripts) == 3  # one array each for what is asked for
     assert all("--cpus-per-task=2 " in each.split("\nsrun ")[1] for each in scripts)
-    assert refused.returncode == 1
-    assert "resume=" in refused.stderr
-    assert "Slurm jobs of the earlier start still wait or run" in refused.stderr
 
 
 def test_tasks_of_two_nodes_are_the_ranks_of_one_run_like_those_of_one_host(
