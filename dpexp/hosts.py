@@ -61,14 +61,14 @@ def host_of(hosts: Sequence[Mapping[str, Any]], rank: int) -> str | None:
 
 
 def where(hosts: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
-    """Ranks in words, with their host where there are several: ``rank 2 and 3 on b``."""
+    """Ranks in words, with their host where there are several: ``ranks 2 and 3 on b``."""
     by_host: dict[str | None, list[int]] = {}
     for rank in ranks:
         by_host.setdefault(host_of(hosts, rank), []).append(rank)
     parts = []
     for host, own in by_host.items():
         numbers = " and ".join(filter(None, [", ".join(map(str, own[:-1])), str(own[-1])]))
-        parts.append(f"rank {numbers}" + (f" on {host}" if host else ""))
+        parts.append(f"rank{'s' * (len(own) > 1)} {numbers}" + (f" on {host}" if host else ""))
     return "; ".join(parts)
 
 

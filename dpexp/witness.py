@@ -53,64 +53,72 @@ class Witness:
         own = replace(own, host=host_of(self.hosts, self.rank))
         if own.type not in (LOST_PEER, LATE_PEER):
             return _within(ANSWER_S, lambda: self._said(own)) or own
-        found = _within(WORDS_S + ANSWER_S, lambda: self._of_others(own))
-        if found is not None:
-            return found
-        return self._with_unreachable(own)
+        answers = self._asked()
+        found = _within(WORDS_S + ANSWER_S, lambda: self._of_others(own, answers))
+        return found or self._about(own, [], answers)
 
     def _said(self, error: ErrorRecord) -> ErrorRecord:
         """Say why; what another rank has said before counts more."""
         text = self.store.compare_set("failed", "", json.dumps(asdict(error)))
         return ErrorRecord(**json.loads(text))
 
-    def _of_others(self, own: ErrorRecord) -> ErrorRecord:
-        ranks = [rank for each in self.hosts for rank in each["ranks"]]
+    def _of_others(self, own: ErrorRecord, answers: _Answers) -> ErrorRecord:
+        """What another rank has said, else what this one can conclude from who is silent."""
         self.store.set(f"left/{self.rank}", own.message)
         deadline_s = now_s() + WORDS_S
         while now_s() < deadline_s:
             if self.store.check(["failed"]):
                 return ErrorRecord(**json.loads(self.store.get("failed")))
             time.sleep(LOOK_S)
+        ranks = [rank for each in self.hosts for rank in each["ranks"]]
         silent = [rank for rank in ranks if not self.store.check([f"left/{rank}"])]
-        return self._said(self._about(own, silent))
+        return self._said(self._about(own, silent, answers))
 
-    def _about(self, own: ErrorRecord, silent: list[int]) -> ErrorRecord:
-        """This rank's error, with what is known of ranks that have not said a word."""
-        if not silent:
-            return self._with_unreachable(own)
-        told = where(self.hosts, silent)
-        if own.type == LATE_PEER:
-            return self._with_unreachable(
-                replace(own, message=f"{own.message}. Not heard of since: {told}")
+    def _about(self, own: ErrorRecord, silent: list[int], answers: _Answers) -> ErrorRecord:
+        """This rank's error, with what is known of ranks and hosts that do not answer."""
+        message = own.message.rstrip(".")
+        gone = answers.unreachable()
+        if gone:
+            listed = "; ".join(
+                f"{each['host']} ({each['address']}, {where([], each['ranks'])})" for each in gone
             )
-        text = f"{told} ended without a word (killed?); {own.message}"
-        host = host_of(self.hosts, silent[0])
+            return replace(own, message=f"{message}. Not reachable from here: {listed}")
+        if not silent:
+            return own
+        told, host = where(self.hosts, silent), host_of(self.hosts, silent[0])
+        if own.type == LATE_PEER:
+            return replace(own, message=f"{message}. Nothing was heard of {told}")
+        text = f"{told} ended without a word (killed?): {message}"
         return replace(own, message=text, rank=silent[0], host=host)
 
-    def _with_unreachable(self, own: ErrorRecord) -> ErrorRecord:
-        """The error, with the hosts that do not answer."""
-        others = [each for each in self.hosts if self.rank not in each["ranks"]]
-        answers: dict[int, bool] = {}
+    def _asked(self) -> _Answers:
+        """Ask the other hosts whether they are there, all at once."""
+        return _Answers([each for each in self.hosts if self.rank not in each["ranks"]])
 
-        def ask(number: int, address: str) -> None:
-            answers[number] = answers_there(address)
 
-        threads = [
-            threading.Thread(target=ask, args=(number, each["address"]), daemon=True)
-            for number, each in enumerate(others)
+@final
+class _Answers:
+    """Whether hosts answer; they are being asked from now on."""
+
+    def __init__(self, hosts: Sequence[dict[str, Any]]) -> None:
+        self._hosts = hosts
+        self._there: dict[int, bool] = {}
+        self._threads = [
+            threading.Thread(target=self._ask, args=(number,), daemon=True)
+            for number, each in enumerate(hosts)
             if each["address"]
         ]
-        for thread in threads:
+        for thread in self._threads:
             thread.start()
-        for thread in threads:
-            thread.join(ANSWER_S + 1)
-        gone = [each for number, each in enumerate(others) if answers.get(number) is False]
-        if not gone:
-            return own
-        listed = "; ".join(
-            f"{each['host']} ({each['address']}, {where([], each['ranks'])})" for each in gone
-        )
-        return replace(own, message=f"{own.message}. Not reachable from here: {listed}")
+
+    def _ask(self, number: int) -> None:
+        self._there[number] = answers_there(self._hosts[number]["address"])
+
+    def unreachable(self) -> list[dict[str, Any]]:
+        """Those that do not answer. Waits until all have, or their time is up."""
+        for thread in self._threads:
+            thread.join(ANSWER_S)
+        return [each for number, each in enumerate(self._hosts) if self._there.get(number) is False]
 
 
 def answers_there(address: str) -> bool:
