@@ -80,7 +80,9 @@ def _not_met(outer: env.OuterLauncher, timeout_s: float, error: RuntimeError) ->
         "parallel.timeout_s",
         timeout_s,
         f"the ranks of this run did not meet: {reason}. {told_by(outer)}",
-        fix=f"the address and port that {outer.name} was given; whether hosts reach each other",
+        fix="MASTER_PORT=<a free one> srun …"
+        if outer.name == "Slurm"
+        else "the address and the port that torchrun was given, and whether hosts reach each other",
     )
 
 

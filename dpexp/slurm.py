@@ -122,7 +122,12 @@ def explained(result: RunResult) -> RunResult:
     except NoAnswerError as silent:
         return replace(result, notes=[*result.notes, f"Slurm did not say why: {silent}"])
     ended = None if job is None else why(job, told_to_end=True)
-    return result if ended is None else with_reason(result, ended)
+    if ended is not None:
+        return with_reason(result, ended)
+    if error.kind == "interrupted" and env.ranks_are_slurms():
+        hint = "srun ends all tasks so when one is lost: its messages name the first"
+        return replace(result, error=replace(error, message=f"{error.message} ({hint})"))
+    return result
 
 
 def with_reason(result: RunResult, ended: ErrorRecord) -> RunResult:
@@ -151,7 +156,10 @@ def why(job: SlurmJob, *, told_to_end: bool = False) -> ErrorRecord | None:
         )
         return ErrorRecord("time_limit", TIME_LIMIT, text, phase="launch")
     if job.state == "CANCELLED" or (job.state == "COMPLETING" and told_to_end):
-        text = f"Slurm job {job.name} was cancelled (scancel, by its user or an administrator)"
+        how = "was cancelled (scancel, by its user or an administrator)"
+        if job.state == "COMPLETING":
+            how = "was ended before its time limit (scancel, or its script came to its end)"
+        text = f"Slurm job {job.name} {how}"
         return ErrorRecord("interrupted", CANCELLED, text, phase="launch")
     if job.state == "OUT_OF_MEMORY":
         text = (

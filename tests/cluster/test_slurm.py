@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,8 +26,11 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 DPEXP = (sys.executable, "-m", "dpexp")
-# Four ranks, trained with whole batches and an uneven last one.
-FOUR = ("task=train", "parallel=ddp", "num_devices=4", "batch_size=32", "save_weights=true")
+PAGE = (TESTS.parent / "docs/clusters.md").read_text("utf-8").split("\n## Slurm\n")[1]
+COMMANDS = re.findall(r"^```bash\n(.*?)\n```$", PAGE.split("\n## ")[0], re.MULTILINE)
+SWEEP, SPREAD, SPANNING, SHELL = COMMANDS
+# What is added to a command of the page: four ranks of equal threads, and their final weights.
+TRAINED = ("batch_size=32", "save_weights=true", "check.parity=true")
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +48,18 @@ def here(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
-        path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-        for name, value in {**slurm.variables, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}.items():
-            patch.setenv(name, value)
+        programs = Path(sys.executable).parent
+        patch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("SLURM_CONF", slurm.variables["SLURM_CONF"])
         yield tmp_path
         slurm.end_jobs()
 
 
-def typed(*arguments: str) -> list[str]:
-    return [*DPEXP, "-m", "hydra/launcher=submitit_slurm", "hydra.sweep.dir=sweep", *arguments]
+def shown(command: str, *added: str) -> list[str]:
+    """A command of the page, with more behind it."""
+    return ["bash", "-c", f"exec {command} {shlex.join(added)}"]
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -84,34 +92,36 @@ def new_entries(slurm: SlurmCluster, before: set[str], count: int) -> list[dict[
 def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_resume_completes(
     slurm: SlurmCluster, here: Path
 ) -> None:
-    arguments = typed(
-        "device=cpu", "model=custom", "model._target_=userlaunched.Told", "+model.how=work,wait",
-        "parallel=none,dp,ddp", "num_devices=1", "hydra.launcher.timeout_min=1",
+    before = set(slurm.jobs())
+    arguments = shown(
+        SWEEP, "device=cpu", "hydra.sweep.dir=sweep",
+        "model=custom", "model._target_=userlaunched.Told", "+model.how=wait",
     )  # fmt: skip
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as sweep:
         wait_for(6, "sweep/*/steps.rank0.csv", sweep)
-        jobs = slurm.jobs()
-        assert slurm.run("scancel", "1_3").returncode == 0
-        # Its limit is a minute. Slurm looks every half minute; this is its word for "now".
-        assert slurm.run("scontrol", "update", "jobid=1_4", "EndTime=now").returncode == 0
-        wait_for(1, "sweep/4_*/run.json", sweep)
+        jobs = {name: job for name, job in slurm.jobs().items() if name not in before}
+        names = {job["ArrayTaskId"]: name for name, job in jobs.items()}
+        assert slurm.run("scancel", names["3"]).returncode == 0
+        # Slurm looks for jobs over their limit every half minute; this is its word for "now".
+        assert slurm.run("scontrol", "update", f"jobid={names['1']}", "EndTime=now").returncode == 0
+        wait_for(1, "sweep/1_*/run.json", sweep)
         (here / "go").touch()
         told = sweep.communicate(timeout=120)[1]
     assert sweep.returncode == 1, told
     found = results(here / "sweep")
     assert {name: each["status"] for name, each in found.items()} == {
-        "0_none_n1": "ok",
-        "1_dp_n1": "ok",
-        "2_ddp_n1": "ok",
-        "3_none_n1": "interrupted",
-        "4_dp_n1": "failed",
-        "5_ddp_n1": "ok",
+        "0_dp_n1": "ok",
+        "1_dp_n2": "failed",
+        "2_dp_n3": "ok",
+        "3_ddp_n1": "interrupted",
+        "4_ddp_n2": "ok",
+        "5_ddp_n3": "ok",
     }
-    cancelled, late = found["3_none_n1"]["error"], found["4_dp_n1"]["error"]
+    cancelled, late = found["3_ddp_n1"]["error"], found["1_dp_n2"]["error"]
     assert (cancelled["kind"], cancelled["type"]) == ("interrupted", "SlurmCancelled")
-    assert "Slurm job 1_3 was cancelled (scancel" in cancelled["message"]
+    assert f"Slurm job {names['3']} was cancelled (scancel" in cancelled["message"]
     assert (late["kind"], late["type"]) == ("time_limit", "SlurmTimeLimit")
-    assert "Slurm job 1_4 was over its time limit of 1:00" in late["message"]
+    assert f"Slurm job {names['1']} was over its time limit of 30:00" in late["message"]
     assert "hydra.launcher.timeout_min" in late["message"]
     assert late["phase"] == "forward"  # the cell itself has written what it had
     assert late["message"] in (here / "sweep/report.md").read_text()
@@ -133,10 +143,11 @@ def test_jobs_ask_for_gpus_as_num_devices_says_and_outlive_only_a_sweep_that_is_
     slurm: SlurmCluster, here: Path
 ) -> None:
     before = set(slurm.jobs())
-    arguments = typed(
+    arguments = [
+        *DPEXP, "-m", "hydra/launcher=submitit_slurm", "hydra.sweep.dir=sweep",
         "device=auto,cpu", "parallel=none,ddp", "num_devices=1,4", "hydra.launcher.cpus_per_task=2",
         "+hydra.launcher.additional_parameters.hold=true",
-    )  # fmt: skip
+    ]  # fmt: skip
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as sweep:
         asked = new_entries(slurm, before, 3)
         sweep.kill()
@@ -164,12 +175,10 @@ def test_jobs_ask_for_gpus_as_num_devices_says_and_outlive_only_a_sweep_that_is_
 def test_tasks_of_two_nodes_are_the_ranks_of_one_run_like_those_of_one_host(
     slurm: SlurmCluster, here: Path
 ) -> None:
-    own = run(*DPEXP, *FOUR, "hydra.run.dir=own", "check.parity=true")
+    four = ("parallel=ddp", "num_devices=4", "task=train", "hydra.run.dir=own")
+    own = run(*DPEXP, *four, *TRAINED)
     assert own.returncode == 0, own.stderr
-    spread = run(
-        "srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1", *DPEXP,
-        "+cluster=slurm", *FOUR, "check.parity=true",
-    )  # fmt: skip
+    spread = run(*shown(SPREAD, *TRAINED))
     assert spread.returncode == 0, spread.stderr
     (path,) = here.glob("outputs/runs/*/*/run.json")
     alone, found = json.loads((here / "own/run.json").read_text()), json.loads(path.read_text())
@@ -185,24 +194,28 @@ def test_tasks_of_two_nodes_are_the_ranks_of_one_run_like_those_of_one_host(
 
 def test_a_cell_of_a_sweep_may_span_nodes(slurm: SlurmCluster, here: Path) -> None:
     before = set(slurm.jobs())
-    ended = run(*typed("+cluster=slurm", "parallel=ddp", "num_devices=2", "device=cpu", "steps=3"))
+    ended = run(*shown(SPANNING, "hydra.sweep.dir=sweep"))
     assert ended.returncode == 0, ended.stderr
-    found = results(here / "sweep")["0_ddp_n2"]
-    assert found["status"] == "ok"
-    assert [each["ranks"] for each in found["hosts"]] == [[0], [1]]
-    (job,) = (each for name, each in slurm.jobs().items() if name not in before)
-    assert (job["NumNodes"], job["NumTasks"]) == ("2", "2")  # tasks_per_node is 1
+    found = results(here / "sweep")
+    assert {name: each["status"] for name, each in found.items()} == {
+        "0_ddp_n1": "ok",
+        "1_ddp_n2": "ok",
+    }
+    assert [each["ranks"] for each in found["1_ddp_n2"]["hosts"]] == [[0], [1]]
+    jobs = [each for name, each in slurm.jobs().items() if name not in before]
+    shapes = sorted((each["NumNodes"], each["NumTasks"], each["TresPerNode"]) for each in jobs)
+    assert shapes == [("1", "1", "gres:gpu:1"), ("2", "2", "gres:gpu:1")]
 
 
 def test_in_a_shell_of_an_allocation_a_run_waits_for_no_task(
     slurm: SlurmCluster, here: Path
 ) -> None:
-    plain = (*DPEXP, "parallel=ddp", "num_devices=2", "steps=2", "parallel.timeout_s=60")
+    plain = SHELL[SHELL.index("python") :]
     script = here / "job.sh"
-    script.write_text(f"#!/bin/bash\n{' '.join(plain)} hydra.run.dir=batch\n")
+    script.write_text(f"#!/bin/bash\n{plain} hydra.run.dir=batch\n")
     shape = ("--nodes=2", "--ntasks-per-node=2")
     with subprocess.Popen(["sbatch", "--wait", *shape, "--output=out", str(script)]) as batch:
-        shell = run("salloc", *shape, *plain, "hydra.run.dir=shell")
+        shell = run(*shown(SHELL, "hydra.run.dir=shell"))
         assert batch.wait(timeout=120) == 0, (here / "out").read_text()
     assert shell.returncode == 0, shell.stderr
     for name in ("batch", "shell"):
