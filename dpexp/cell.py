@@ -65,8 +65,7 @@ def run_cell(
         check(config, in_sweep=in_sweep)
         if config.parallel.ranks_from is RanksFrom.slurm:
             slurm.take_rank(in_sweep=in_sweep)
-        outer = env.outer_launcher()
-        if outer is None:
+        if env.outer_launcher() is None:
             several = config.parallel.strategy not in ONE_PROCESS
             # Imports torch beside this process's own import.
             server.start(several_ranks=several or in_sweep)
@@ -77,9 +76,7 @@ def run_cell(
         environment = describe_environment(facts) | _provenance(config, user_dir)
         with _interrupts_recorded(folder, user_dir):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
-            seen = slurm.unused() if outer is None else []
-            announce([*plan.notes, *seen])
-            plan = replace(plan, notes=(*plan.notes, *seen, *told))
+            plan = _noted(plan, told)
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if in_sweep:
@@ -107,6 +104,13 @@ def _tell_other_hosts(config: Config, error: ConfigError) -> None:
         from dpexp.join import refuse_together
 
         refuse_together(config, error, outer)
+
+
+def _noted(plan: RunPlan, told: Sequence[str]) -> RunPlan:
+    """The plan with all notes for the record; those that nobody has told are told."""
+    seen = slurm.unused() if env.outer_launcher() is None else []
+    announce([*plan.notes, *seen])
+    return replace(plan, notes=(*plan.notes, *seen, *told))
 
 
 def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:

@@ -154,10 +154,10 @@ def take_rank(step: SlurmStep, address: Callable[[], str], port: int) -> OuterLa
         port: used where MASTER_PORT is not set.
     """
     if os.environ.get(_FROM_SLURM) != "1":
-        os.environ.setdefault("MASTER_ADDR", address())
-        os.environ.setdefault("MASTER_PORT", str(port))
         os.environ.update(
             {
+                "MASTER_ADDR": os.environ.get("MASTER_ADDR") or address(),
+                "MASTER_PORT": os.environ.get("MASTER_PORT") or str(port),
                 _FROM_SLURM: "1",
                 "RANK": str(step.rank),
                 "LOCAL_RANK": str(step.local_rank),

@@ -29,8 +29,6 @@ DPEXP = (sys.executable, "-m", "dpexp")
 PAGE = (TESTS.parent / "docs/clusters.md").read_text("utf-8").split("\n## Slurm\n")[1]
 COMMANDS = re.findall(r"^```bash\n(.*?)\n```$", PAGE.split("\n## ")[0], re.MULTILINE)
 SWEEP, SPREAD, SPANNING, SHELL = COMMANDS
-# What is added to a command of the page: four ranks of equal threads, and their final weights.
-TRAINED = ("batch_size=32", "save_weights=true", "check.parity=true")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +119,9 @@ def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_re
     assert (cancelled["kind"], cancelled["type"]) == ("interrupted", "SlurmCancelled")
     assert f"Slurm job {names['3']} was cancelled (scancel" in cancelled["message"]
     assert (late["kind"], late["type"]) == ("time_limit", "SlurmTimeLimit")
-    assert f"Slurm job {names['1']} was over its time limit of 30:00" in late["message"]
+    # The limit is then what the job has had, in minutes.
+    text = rf"Slurm job {names['1']} was over its time limit of \d+:00"
+    assert re.search(text, late["message"])
     assert "hydra.launcher.timeout_min" in late["message"]
     assert late["phase"] == "forward"  # the cell itself has written what it had
     assert late["message"] in (here / "sweep/report.md").read_text()
@@ -176,9 +176,9 @@ def test_tasks_of_two_nodes_are_the_ranks_of_one_run_like_those_of_one_host(
     slurm: SlurmCluster, here: Path
 ) -> None:
     four = ("parallel=ddp", "num_devices=4", "task=train", "hydra.run.dir=own")
-    own = run(*DPEXP, *four, *TRAINED)
+    own = run(*DPEXP, *four)
     assert own.returncode == 0, own.stderr
-    spread = run(*shown(SPREAD, *TRAINED))
+    spread = run(*shown(SPREAD))
     assert spread.returncode == 0, spread.stderr
     (path,) = here.glob("outputs/runs/*/*/run.json")
     alone, found = json.loads((here / "own/run.json").read_text()), json.loads(path.read_text())
@@ -186,7 +186,6 @@ def test_tasks_of_two_nodes_are_the_ranks_of_one_run_like_those_of_one_host(
     assert [each["ranks"] for each in found["hosts"]] == [[0, 1], [2, 3]]
     assert found["loss"] == alone["loss"]
     assert found["model"]["final_sha256"] == alone["model"]["final_sha256"]
-    assert found["parity"]["verdict"] == alone["parity"]["verdict"] == "pass"
     assert len(list(path.parent.glob("steps.rank*.csv"))) == 4
     assert len(list(path.parent.glob("events.out.tfevents.*"))) == 1
     assert (path.parent / ".hydra/overrides.yaml").exists()
