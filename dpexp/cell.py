@@ -63,9 +63,7 @@ def run_cell(
         git_state.cache_clear()
     try:
         check(config, in_sweep=in_sweep)
-        if config.parallel.ranks_from is RanksFrom.slurm:
-            slurm.take_rank(in_sweep=in_sweep)
-        if env.outer_launcher() is None:
+        if _outer(config, in_sweep=in_sweep) is None:
             several = config.parallel.strategy not in ONE_PROCESS
             # Imports torch beside this process's own import.
             server.start(several_ranks=several or in_sweep)
@@ -104,6 +102,12 @@ def _tell_other_hosts(config: Config, error: ConfigError) -> None:
         from dpexp.join import refuse_together
 
         refuse_together(config, error, outer)
+
+
+def _outer(config: Config, *, in_sweep: bool) -> env.OuterLauncher | None:
+    if config.parallel.ranks_from is RanksFrom.slurm:
+        return slurm.take_rank(in_sweep=in_sweep)
+    return env.outer_launcher()
 
 
 def _noted(plan: RunPlan, told: Sequence[str]) -> RunPlan:
