@@ -13,6 +13,7 @@ from typing import Any
 
 from dpexp.schema_measuring import (
     CheckConfig,
+    CheckpointConfig,
     InjectConfig,
     MeasureConfig,
     Rerun,
@@ -137,6 +138,7 @@ class ParallelConfig:
 
     strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
+    max_restarts: int = doc("how often all ranks start again after one of them was lost")
     backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")
     bucket_cap_mb: Any | None = doc(
         "ddp: size of a gradient bucket in MiB; auto = torch's own (25, the first bucket 1)"
@@ -244,13 +246,14 @@ class Config:
         "On a CPU also the limit of batch_size=auto",
         "limits",
     )
+    checkpoint: CheckpointConfig = doc("when a training run saves its state", "limits")
     until: UntilConfig = doc("when to stop measuring", "measuring")
     repeats: int = doc(
         "in a sweep: how often each cell runs, interleaved, in an order drawn from the seed",
         "measuring",
     )
     repeat: int = doc("which repeat this run is; set by a sweep with repeats", "measuring")
-    resume: Any = doc("in a sweep: the folder of one to go on with, or last", "measuring")
+    resume: Any = doc("what to go on with: a folder, last (sweep), true (newest run)", "measuring")
     rerun: Rerun | None = doc(
         "with resume: failed (cells that began and are not ok) or all; null = all that are not ok",
         "measuring",
@@ -270,6 +273,7 @@ NESTED = {
     "prepare": PrepareConfig,
     "batch": BatchConfig,
     "loader": LoaderConfig,
+    "checkpoint": CheckpointConfig,
     "until": UntilConfig,
     "check": CheckConfig,
     "measure": MeasureConfig,
