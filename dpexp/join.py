@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import secrets
 import time
@@ -170,6 +171,7 @@ def _said(outer: env.OuterLauncher, threads: int, job: RankJob | None) -> dict[s
         "host": platform.node(),
         "agent": outer.run_id if agent is None else agent.id,
         "address": own_address(outer) if outer.several_agents else None,
+        "pid": os.getpid(),
         "threads": threads,
         "facts": facts,
         "refused": None,
