@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpexp import env, server
+from dpexp import env, network, server
 from dpexp.check import check
 from dpexp.config import to_plain
 from dpexp.console import leave_quietly
@@ -61,11 +61,7 @@ def run_cell(
     if not in_sweep:
         git_state.cache_clear()
     try:
-        check(config, in_sweep=in_sweep)
-        if env.outer_launcher() is None:
-            several = config.parallel.strategy not in ONE_PROCESS
-            # Imports torch beside this process's own import.
-            server.start(several_ranks=several or in_sweep)
+        seen = _admit(config, in_sweep=in_sweep)
         # Only now is torch imported: a mistake in the config is told without waiting for it.
         from dpexp.device import describe_environment, gather_facts
 
@@ -73,8 +69,8 @@ def run_cell(
         environment = describe_environment(facts) | _provenance(config, user_dir)
         with _interrupts_recorded(folder, user_dir):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
-            announce(plan.notes)
-            plan = replace(plan, notes=(*plan.notes, *told))
+            announce((*seen, *plan.notes))
+            plan = replace(plan, notes=(*seen, *plan.notes, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if in_sweep:
@@ -102,6 +98,26 @@ def _tell_other_hosts(config: Config, error: ConfigError) -> None:
         from dpexp.join import refuse_together
 
         refuse_together(config, error, outer)
+
+
+def _admit(config: Config, *, in_sweep: bool) -> tuple[str, ...]:
+    """Refuse what is wrong without importing torch; then let the fork server import it.
+
+    Returns:
+        Notes for the user and the record.
+
+    Raises:
+        ConfigError: see the message.
+    """
+    check(config, in_sweep=in_sweep)
+    outer = env.outer_launcher()
+    network.check_interface(config.parallel.interface, own_ranks=outer is None)
+    if outer is not None:
+        return ()
+    several = config.parallel.strategy not in ONE_PROCESS
+    # Imports torch beside this process's own import.
+    server.start(several_ranks=several or in_sweep)
+    return network.notes(several_ranks=several)
 
 
 def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:
@@ -148,6 +164,8 @@ def _run(
     if outer is not None:
         from dpexp.join import join
 
+        asked = plan.config.parallel.interface
+        env.fill_in(network.variables_of(asked, one_host=not outer.several_agents))
         return join(job, outer)
     from dpexp.launch import launch
 

@@ -5,7 +5,6 @@ Nothing outside this file asks whether torch.distributed is initialised.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -55,11 +54,6 @@ def connect(plan: RunPlan, rank: int, store: Store | None = None) -> Comm:
             ) from error
         raise
     return TorchComm(rank, plan.num_processes)
-
-
-def loopback_interface() -> str:
-    """The name of the loopback interface on this system."""
-    return "lo0" if sys.platform == "darwin" else "lo"
 
 
 class Comm(ABC):

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dpexp.leftover import left_over
+
 # Saved with every run, as found: they change what a measurement means.
 RECORDED = (
     "CUDA_VISIBLE_DEVICES",
@@ -62,7 +64,7 @@ def outer_launcher() -> OuterLauncher | None:
         "MASTER_ADDR",
         "MASTER_PORT",
     )
-    if any(name not in os.environ for name in names):
+    if any(name not in os.environ for name in names) or left_over(os.environ):
         return None
     world_size = int(os.environ["WORLD_SIZE"])
     return OuterLauncher(
@@ -75,6 +77,11 @@ def outer_launcher() -> OuterLauncher | None:
         master_port=int(os.environ["MASTER_PORT"]),
         agents_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def own_rank() -> int:
+    """In a process that dpexp's agent has started: its rank."""
+    return int(os.environ["RANK"])
 
 
 def usable_cores() -> int:
@@ -95,6 +102,19 @@ def socket_interface() -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
+def socket_interfaces() -> dict[str, str]:
+    """The variables by which the user has chosen a network interface for gloo and NCCL."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def fill_in(variables: dict[str, str]) -> None:
+    """Set variables of this process; what the user has set stands."""
+    for name, value in variables.items():
+        if not os.environ.get(name):
+            os.environ[name] = value
+
+
 def take_over_hydra_errors() -> None:
     """Let Hydra raise its errors instead of printing them, and remember what the user wanted.
 
@@ -108,17 +128,22 @@ def take_over_hydra_errors() -> None:
 def torch_leaves_signals() -> Iterator[None]:
     """Keep torch's elastic agent from handlers of its own.
 
-    It would also take over signals that this process was started to ignore, for good.
+    It would also take over signals that this process was started to ignore, for good. Other
+    variables of its, left over from a run of torchrun, would have it listen on a pipe in a file
+    or at a port.
     """
-    before = os.environ.get(_AGENT_SIGNALS)
+    before = {name: os.environ.pop(name) for name in _of_agents()}
     os.environ[_AGENT_SIGNALS] = ""
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(_AGENT_SIGNALS, None)
-        else:
-            os.environ[_AGENT_SIGNALS] = before
+        for name in _of_agents():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _of_agents() -> list[str]:
+    return [name for name in os.environ if name.startswith(("TORCHELASTIC_", "TORCH_ELASTIC_"))]
 
 
 def full_errors() -> bool:
@@ -135,6 +160,17 @@ def quiet_trackers() -> None:
         "WANDB_ERROR_REPORTING": "false",
     }.items():
         os.environ.setdefault(name, value)
+
+
+def spare_loopback_from_proxies() -> None:
+    """Keep gRPC's calls to this machine from the proxy that http_proxy names.
+
+    Of its three variables for that gRPC looks at the first one that is set.
+    """
+    names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+    before = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    spared = ",".join([*filter(None, [before]), "localhost", "127.0.0.1"])
+    os.environ.update({"no_grpc_proxy": spared})
 
 
 def snapshot() -> dict[str, str]:

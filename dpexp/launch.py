@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from dpexp import env, rank, server
+from dpexp import env, network, rank, server
 from dpexp.agent import Agent
 from dpexp.beacon import BEGAN, WIDTH, own_cells
 from dpexp.causes import root_cause
-from dpexp.comm import loopback_interface
 from dpexp.failures import LATE_PEER
 from dpexp.logs import append, quiet_torch
 from dpexp.records import ErrorRecord, RankResult, RunResult, rank_result_from
@@ -83,7 +82,8 @@ def _attempt(job: RankJob, user_dir: Path, beacon: Any) -> RunResult:
 
 def _launched(job: RankJob, user_dir: Path, scratch: Path, beacon: Any) -> RunResult:
     ranks = job.plan.num_processes
-    variables = {**_network_variables(), **env.snapshot()}
+    # One machine talks to itself: over loopback, unless the user named an interface.
+    variables = {**network.variables_of(None, one_host=True), **env.snapshot()}
     launched = rank.LaunchedRank(job, variables, user_dir, scratch, rank.Stdio(), beacon, ignored())
     watchdog = Watchdog(beacon, ranks, scratch, job.plan.config.watchdog_s)
     agent = Agent(launched, ranks, watchdog)
@@ -147,12 +147,6 @@ def _early(job: RankJob, status: str, error: ErrorRecord, partial: list[RankResu
         with contextlib.suppress(OSError):  # why the run ended is told, room for it or not
             write_shapes(job.folder / "shapes.csv", shapes)
     return ended_early(job.plan, job.environment, status, error, partial)
-
-
-def _network_variables() -> dict[str, str]:
-    """One machine talks to itself: over loopback, unless the user named an interface."""
-    interface = loopback_interface()
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def _read_records(scratch: Path) -> dict[int, ErrorRecord]:

@@ -139,6 +139,7 @@ class ParallelConfig:
     strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
     max_restarts: int = doc("how often all ranks start again after one of them was lost")
+    interface: str | None = doc("the network interface of a run on several hosts (lo, eth0, ib0)")
     backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")
     bucket_cap_mb: Any | None = doc(
         "ddp: size of a gradient bucket in MiB; auto = torch's own (25, the first bucket 1)"

@@ -30,6 +30,7 @@ LAYERS: dict[int, list[str]] = {
         "extras",
         "files",
         "identity",
+        "leftover",
         "provenance",
         "soundness",
         "rates",
@@ -67,6 +68,7 @@ LAYERS: dict[int, list[str]] = {
         "quick_end",
         "server",
         "logs",
+        "network",
         "stopping",
     ],
     2: [
