@@ -45,7 +45,8 @@ def run_job(composed: DictConfig) -> float | None:
         _told(partial(unreadable, raw, error, folder), folder, in_sweep=True)
         return None
     try:
-        if env.outer_launcher() is None:  # else see gathering.py
+        if config.resume is None and env.outer_launcher() is None:
+            # Else the callback has made room there, or see gathering.py.
             claim_folder(folder)
     except ConfigError as error:
         console.refuse(error)
@@ -56,7 +57,8 @@ def run_job(composed: DictConfig) -> float | None:
         with _imports_kept() if in_sweep else nullcontext():
             result = _told(run, folder, in_sweep=in_sweep)
     except ConfigError as error:
-        compose.discard(folder)
+        if config.resume is None:
+            compose.discard(folder)
         console.refuse(error)
     except InterruptedRunError as stop:
         print(f"{stop.result.label}: {stop}; its steps so far are in {folder}", file=sys.stderr)
@@ -86,8 +88,12 @@ def _imports_kept() -> Iterator[None]:
 
 
 def _figure(result: RunResult) -> float | None:
-    """What a search may prefer: no rate of a run that does not compute what one device does."""
-    if (result.parity or {}).get("verdict") == "fail":
+    """What a search may prefer: no rate of a run that does not compute what one device does.
+
+    Nor of one that did not run in one go.
+    """
+    again = result.restarts or (result.checkpoint or {}).get("gone_on_from") is not None
+    if again or (result.parity or {}).get("verdict") == "fail":
         return None
     return (result.throughput or {}).get("samples_per_s")
 

@@ -16,16 +16,17 @@ import torch.distributed
 from torch.distributed.elastic.agent.server.api import RunResult as AgentResult
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from dpexp import rank, server
+from dpexp.network import LOOPBACK
 from dpexp.stopping import GRACE_S
 from dpexp.watchdog import Watchdog
 
-LOOPBACK = "127.0.0.1"
 # The end of a rank is seen at once. What does not show itself is looked at so often: that no rank
 # goes on (watchdog.py allows for gaps of 2 s), and that one has waited in vain.
 LOOK_S = 0.3
@@ -121,6 +122,13 @@ class Agent(LocalElasticAgent):
     def close(self) -> None:
         """After :meth:`kill`: end what the library still keeps."""
         self._shutdown(signal.SIGKILL, timeout=SHUTDOWN_S)
+
+    def _construct_event(
+        self, state: str, source: EventSource, *_left_out: Any, **_left_out_too: Any
+    ) -> Event:
+        # Nobody reads these. torch puts the host's full name into each: where that cannot be
+        # resolved and the name server does not answer, a run would take a minute longer.
+        return Event(state, source=source)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         # multiprocessing would import the main program again in each rank: that fails for one

@@ -18,8 +18,10 @@ from dpexp.cell import (
     run_cell,
     unreadable,
 )
+from dpexp.check import check
 from dpexp.config import load, plain_or_none
 from dpexp.errors import NO_VALUE, ConfigError
+from dpexp.going_on import folder_to_go_on_in, take_over
 from dpexp.provenance import git_state
 from dpexp.recording import UnwrittenResultError
 from dpexp.records import RunResult, read_run, run_result_from
@@ -62,6 +64,8 @@ class Sweep:
 def run(overrides: Sequence[str] = (), folder: str | Path | None = None) -> Run:
     """Run one configuration, as ``python -m dpexp <overrides>`` does.
 
+    With ``"resume=true"`` or ``"resume=<folder>"`` it goes on with an earlier run in its folder.
+
     Classes are named through `_target_` and must be importable: one defined in a notebook's cell
     or in a script read from stdin does not exist in the processes of the run.
 
@@ -75,8 +79,14 @@ def run(overrides: Sequence[str] = (), folder: str | Path | None = None) -> Run:
         OSError: the run's folder cannot be written.
     """
     composed = compose.composed(overrides)
-    load(composed)  # refused before a folder is made
-    where = compose.fresh_folder(compose.RUNS) if folder is None else Path(folder).absolute()
+    config = load(composed)  # refused before a folder is made
+    named = None if folder is None else Path(folder).absolute()
+    if config.resume is not None:
+        check(config)
+        where = folder_to_go_on_in(config, named).absolute()
+        take_over(where)
+    else:
+        where = compose.fresh_folder(compose.RUNS) if named is None else named
     with listening():
         return _run(composed, overrides, where, in_sweep=False)
 
@@ -204,7 +214,8 @@ def _run(composed: DictConfig, overrides: Sequence[str], folder: Path, *, in_swe
     try:
         result = _result(composed, folder, in_sweep)
     except ConfigError:
-        compose.discard(folder)
+        if composed.resume is None or in_sweep:
+            compose.discard(folder)
         raise
     except InterruptedRunError as stop:
         raise Stop(stop.signum) from stop

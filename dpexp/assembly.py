@@ -51,23 +51,37 @@ class Assembly:
 
 
 def put_together(
-    plan: RunPlan, comm: Comm, device: torch.device, clock: Clock[Any], shapes: ShapeLog
+    plan: RunPlan,
+    comm: Comm,
+    device: torch.device,
+    clock: Clock[Any],
+    shapes: ShapeLog,
+    first: int = 0,
+    *,
+    again: bool = False,
 ) -> Assembly:
     """Build everything, with the seeds of the config: twice the same.
 
     Seeds torch, numpy and random; at the end with this rank's own seed. A point where the ranks
     meet, under ddp and fsdp.
 
+    Args:
+        first: the step that the batches begin with.
+        again: this is not the run's first attempt, in which alone a rank is lost on purpose.
+
     Raises:
         ConfigError: something does not fit together.
     """
     config = plan.config
+    inject = config.inject
+    if again:
+        inject = replace(inject, die_rank=None, hang_rank=None)
     strategy = make_strategy(plan.strategy, Context(plan, comm, device, clock, shapes))
 
     seed_all(config.seed)
     dataset = build("dataset", config.dataset)
-    feed = make_feed(dataset, plan, strategy.choose_rows, comm, device)
-    feed = replace(feed, batches=disturbed(feed.batches, config.inject, comm.rank))
+    feed = make_feed(dataset, plan, strategy.choose_rows, comm, device, first)
+    feed = replace(feed, batches=disturbed(feed.batches, inject, comm.rank))
     transfer = make_transfer(device, channels_last=config.prepare.channels_last, pin=pins(plan))
 
     seed_all(config.seed)  # again, so that the weights do not depend on the dataset's draws

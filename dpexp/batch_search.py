@@ -169,6 +169,8 @@ class _Search:
             measure=replace(self._config.measure, calibration_pairs=0, flops=False),
             trace=False,
             inject=replace(self._config.inject, die_rank=None, hang_rank=None),
+            checkpoint=replace(self._config.checkpoint, every_s=None, every_steps=None),
+            parallel=replace(self._config.parallel, max_restarts=0),
         )
         plan = _planned(short, self._facts, size, self._in_sweep)
         with tempfile.TemporaryDirectory(prefix="dpexp-try-") as name:

@@ -28,11 +28,12 @@ PHASES = (
 )
 CODES = {name: code for code, name in enumerate(PHASES)}
 # What is going on when it is not the run's own steps.
-DURING = ("", "the parity check", "the calibration")
+DURING = ("", "the parity check", "the calibration", "the checkpoint")
 
 # A rank's cells: changes of phase so far; the last step whose batch has come; codes of the phase
-# and of what it is part of; whether it has waited for another rank until its time was up.
-TICKS, STEP, PHASE, PART, WAITED = range(5)
+# and of what it is part of; whether it has waited for another rank until its time was up; when its
+# first step began, in µs of Unix time.
+TICKS, STEP, PHASE, PART, WAITED, BEGAN = range(6)
 WIDTH = 8  # of 8 bytes: a cache line each, so that ranks do not slow each other down
 
 Cells = MutableSequence[int]

@@ -11,6 +11,7 @@ MOST = {
     "loader.prefetch": 1024,
     "batch_size": 2**40,
     "repeats": 1000,
+    "parallel.max_restarts": 1000,
     "measure.calibration_pairs": 1000,
 }
 MOST_OTHERS = 2**62
@@ -41,6 +42,9 @@ def check_bounds(config: Config) -> None:
         "loader.workers": (config.loader.workers, 0),
         "loader.prefetch": (config.loader.prefetch, 1),
         "shapes.depth": (config.shapes.depth, 0),
+        "checkpoint.every_steps": (config.checkpoint.every_steps, 1),
+        "checkpoint.keep": (config.checkpoint.keep, 1),
+        "parallel.max_restarts": (config.parallel.max_restarts, 0),
         "repeats": (config.repeats, 1),
         "repeat": (config.repeat, 0),
         "check.steps": (config.check.steps, 1),
@@ -68,6 +72,7 @@ def _check_above_zero(config: Config) -> None:
         "loader.timeout_s": (config.loader.timeout_s, "300"),
         "process_memory_mib": (config.process_memory_mib, "2000"),
         "watchdog_s": (config.watchdog_s, "1800"),
+        "checkpoint.every_s": (config.checkpoint.every_s, "60"),
         "until.ci": (config.until.ci, "0.02"),
         "until.max_s": (config.until.max_s, "60"),
         "measure.peak_flops_per_device": (config.measure.peak_flops_per_device, "1e12"),

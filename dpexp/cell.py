@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpexp import env, server, slurm
+from dpexp import env, network, server, slurm
 from dpexp.check import check
 from dpexp.config import to_plain
 from dpexp.console import leave_quietly
@@ -62,11 +62,7 @@ def run_cell(
     if not in_sweep:
         git_state.cache_clear()
     try:
-        check(config, in_sweep=in_sweep)
-        if _outer(config, in_sweep=in_sweep) is None:
-            several = config.parallel.strategy not in ONE_PROCESS
-            # Imports torch beside this process's own import.
-            server.start(several_ranks=several or in_sweep)
+        seen = _admit(config, in_sweep=in_sweep)
         # Only now is torch imported: a mistake in the config is told without waiting for it.
         from dpexp.device import describe_environment, gather_facts
 
@@ -74,7 +70,8 @@ def run_cell(
         environment = describe_environment(facts) | _provenance(config, user_dir)
         with _interrupts_recorded(folder, user_dir):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
-            plan = _noted(plan, told)
+            announce((*seen, *plan.notes))
+            plan = replace(plan, notes=(*seen, *plan.notes, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
         if in_sweep:
@@ -104,17 +101,26 @@ def _tell_other_hosts(config: Config, error: ConfigError) -> None:
         refuse_together(config, error, outer)
 
 
-def _outer(config: Config, *, in_sweep: bool) -> env.OuterLauncher | None:
+def _admit(config: Config, *, in_sweep: bool) -> tuple[str, ...]:
+    """Refuse what is wrong without importing torch; then let the fork server import it.
+
+    Returns:
+        Notes for the user and the record.
+
+    Raises:
+        ConfigError: see the message.
+    """
+    check(config, in_sweep=in_sweep)
     if config.parallel.ranks_from is RanksFrom.slurm:
-        return slurm.take_rank(in_sweep=in_sweep)
-    return env.outer_launcher()
-
-
-def _noted(plan: RunPlan, told: Sequence[str]) -> RunPlan:
-    """The plan with all notes for the record; those that nobody has told are told."""
-    seen = slurm.unused() if env.outer_launcher() is None else []
-    announce([*plan.notes, *seen])
-    return replace(plan, notes=(*plan.notes, *seen, *told))
+        slurm.take_rank(in_sweep=in_sweep)
+    outer = env.outer_launcher()
+    network.check_interface(config.parallel.interface, own_ranks=outer is None)
+    if outer is not None:
+        return ()
+    several = config.parallel.strategy not in ONE_PROCESS
+    # Imports torch beside this process's own import.
+    server.start(several_ranks=several or in_sweep)
+    return (*network.notes(several_ranks=several), *slurm.unused())
 
 
 def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:
@@ -161,6 +167,8 @@ def _run(
     if outer is not None:
         from dpexp.join import join
 
+        asked = plan.config.parallel.interface
+        env.fill_in(network.variables_of(asked, one_host=not outer.several_agents))
         return join(job, outer)
     from dpexp.launch import launch
 

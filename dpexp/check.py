@@ -200,6 +200,11 @@ def _check_task(config: Config) -> None:
         for key, (value, unset) in given.items():
             if value != unset:
                 raise ConfigError(key, value, "is for training only", fix="task=train")
+    saves = config.checkpoint.every_s is not None or config.checkpoint.every_steps is not None
+    if saves and config.task is not Task.train:
+        name = "every_steps" if config.checkpoint.every_s is None else "every_s"
+        value = getattr(config.checkpoint, name)
+        raise ConfigError(f"checkpoint.{name}", value, "is for training only", fix="task=train")
     if config.accumulate > 1 and config.parallel.static_graph:
         raise ConfigError(
             "parallel.static_graph",

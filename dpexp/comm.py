@@ -5,7 +5,6 @@ Nothing outside this file asks whether torch.distributed is initialised.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -57,11 +56,6 @@ def connect(plan: RunPlan, rank: int, store: Store | None = None) -> Comm:
     return TorchComm(rank, plan.num_processes)
 
 
-def loopback_interface() -> str:
-    """The name of the loopback interface on this system."""
-    return "lo0" if sys.platform == "darwin" else "lo"
-
-
 class Comm(ABC):
     """All ranks of a run, seen from one of them."""
 
@@ -97,6 +91,10 @@ class Comm(ABC):
         """Overwrite the tensors with rank 0's. Waits for all."""
 
     @abstractmethod
+    def aside(self) -> dist.ProcessGroup | None:
+        """Another group of all ranks for a thread of its own; None of one process. All call it."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave. No collective may follow, and no DDP object may be alive (see worker.py)."""
 
@@ -128,6 +126,9 @@ class LocalComm(Comm):
         return list(values), list(values)
 
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        return None
+
+    def aside(self) -> dist.ProcessGroup | None:
         return None
 
     def close(self) -> None:
@@ -208,6 +209,10 @@ class TorchComm(Comm):
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
+
+    def aside(self) -> dist.ProcessGroup | None:
+        group: dist.ProcessGroup = dist.new_group(backend="gloo")
+        return group
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -22,6 +22,7 @@ from dpexp.pairing import IN_KIND, CellRuns, Differences, Pair
 from dpexp.records import PHASES
 from dpexp.report.intervals import samples_of
 from dpexp.report.parity import parity_failed
+from dpexp.report.trust import untrusted
 
 # Of the environment: no matter of speed, and another one in each job.
 _NO_MATTER = ("variables.SLURM_JOB_ID",)
@@ -150,7 +151,7 @@ def _reason(pair: Pair) -> str | None:
             run = cell.runs[0]
             message = ((run["error"] or {}).get("message") or "").partition("\n")[0]
             return f"{run['status']} in {name}" + (f": {message}" if message else "")
-        broken = next((why for run in ok if (why := parity_failed(run)) is not None), None)
+        broken = next((why for run in ok if (why := untrusted(run)) is not None), None)
         if broken is not None:
             return f"{broken} (in {name})"
         if not _timed(cell):

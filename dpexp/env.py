@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from dpexp.leftover import left_over
 
 # Saved with every run, as found: they change what a measurement means.
 RECORDED = (
@@ -23,7 +25,7 @@ RECORDED = (
 _FOLLOWED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 _TYPED = "DPEXP_TYPED"
 _SWEEP = "DPEXP_SWEEP"
-_FROM_SLURM = "DPEXP_RANK_FROM_SLURM"
+FROM_SLURM = "DPEXP_RANKFROM_SLURM"
 
 _HYDRA = "HYDRA_FULL_ERROR"
 _WANTED = "DPEXP_FULL_ERROR"
@@ -68,7 +70,7 @@ def outer_launcher() -> OuterLauncher | None:
         "MASTER_ADDR",
         "MASTER_PORT",
     )
-    if any(name not in os.environ for name in names):
+    if any(name not in os.environ for name in names) or left_over(os.environ):
         return None
     world_size = int(os.environ["WORLD_SIZE"])
     return OuterLauncher(
@@ -83,99 +85,14 @@ def outer_launcher() -> OuterLauncher | None:
     )
 
 
-@dataclass(frozen=True)
-class SlurmStep:
-    """What srun told this process about its place among the tasks that it has started."""
-
-    job_id: int
-    step_id: int
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    nodes: str  # in Slurm's form
-
-
-def slurm_step() -> SlurmStep | None:
-    """The step of Slurm that this process is a task of; None where srun has not started it.
-
-    In a shell of an allocation (salloc, a batch script) there is a job, but no step; in one that
-    srun has opened on a terminal there is a step, and nothing tells it from any other task.
-    """
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
-    sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
-    if any(name not in os.environ for name in (*names, *sizes)):
-        return None
-    job_id, step_id, rank, local_rank, node = (int(os.environ[name]) for name in names)
-    world_size, counts, nodes = (os.environ[name] for name in sizes)
-    return SlurmStep(
-        job_id=job_id,
-        step_id=step_id,
-        rank=rank,
-        local_rank=local_rank,
-        world_size=int(world_size),
-        local_world_size=_tasks_per_node(counts)[node],
-        nodes=nodes,
-    )
-
-
-def _tasks_per_node(counts: str) -> list[int]:
-    """Slurm's ``2(x3),1`` as a list: 2, 2, 2, 1."""
-    found = []
-    for part in counts.split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        found += [int(count)] * int(times or 1)
-    return found
-
-
-def slurm_job() -> str | None:
-    """The Slurm job that this process belongs to: ``7``, or ``7_0`` in an array; or None."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    # An array and one of its jobs have the same number.
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID") or None
-
-
-def slurm_tasks() -> int:
-    """How many tasks the Slurm job of this process has, by its variables; 1 where there is none."""
-    raw = os.environ.get("SLURM_NTASKS", "1")
-    return int(raw) if slurm_job() is not None and raw.isdigit() else 1
-
-
-def in_submitit_job() -> bool:
-    """Whether submitit's script for Slurm has started this process."""
-    return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
-
-
-def take_rank(step: SlurmStep, address: Callable[[], str], port: int) -> OuterLauncher:
-    """Set torchrun's variables for this process as Slurm's say it: from here on it is a rank.
-
-    Args:
-        address: of the first node; called where MASTER_ADDR is not set.
-        port: used where MASTER_PORT is not set.
-    """
-    if os.environ.get(_FROM_SLURM) != "1":
-        os.environ.update(
-            {
-                "MASTER_ADDR": os.environ.get("MASTER_ADDR") or address(),
-                "MASTER_PORT": os.environ.get("MASTER_PORT") or str(port),
-                _FROM_SLURM: "1",
-                "RANK": str(step.rank),
-                "LOCAL_RANK": str(step.local_rank),
-                "WORLD_SIZE": str(step.world_size),
-                "LOCAL_WORLD_SIZE": str(step.local_world_size),
-                "TORCHELASTIC_RUN_ID": f"slurm-{step.job_id}.{step.step_id}",
-            }
-        )
-        # Rank 0 holds the store: there is no agent, whatever another launcher has left here.
-        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    outer = outer_launcher()
-    assert outer is not None
-    return outer
-
-
 def ranks_are_slurms() -> bool:
-    """Whether this process is a rank by :func:`take_rank`, and not by torchrun."""
-    return os.environ.get(_FROM_SLURM) == "1"
+    """Whether this process is a task of srun, and a rank by that, and not by torchrun."""
+    return os.environ.get(FROM_SLURM) == "1"
+
+
+def own_rank() -> int:
+    """In a process that dpexp's agent has started: its rank."""
+    return int(os.environ["RANK"])
 
 
 def usable_cores() -> int:
@@ -196,6 +113,19 @@ def socket_interface() -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
+def socket_interfaces() -> dict[str, str]:
+    """The variables by which the user has chosen a network interface for gloo and NCCL."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def fill_in(variables: dict[str, str]) -> None:
+    """Set variables of this process; what the user has set stands."""
+    for name, value in variables.items():
+        if not os.environ.get(name):
+            os.environ[name] = value
+
+
 def take_over_hydra_errors() -> None:
     """Let Hydra raise its errors instead of printing them, and remember what the user wanted.
 
@@ -209,17 +139,22 @@ def take_over_hydra_errors() -> None:
 def torch_leaves_signals() -> Iterator[None]:
     """Keep torch's elastic agent from handlers of its own.
 
-    It would also take over signals that this process was started to ignore, for good.
+    It would also take over signals that this process was started to ignore, for good. Other
+    variables of its, left over from a run of torchrun, would have it listen on a pipe in a file
+    or at a port.
     """
-    before = os.environ.get(_AGENT_SIGNALS)
+    before = {name: os.environ.pop(name) for name in _of_agents()}
     os.environ[_AGENT_SIGNALS] = ""
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(_AGENT_SIGNALS, None)
-        else:
-            os.environ[_AGENT_SIGNALS] = before
+        for name in _of_agents():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _of_agents() -> list[str]:
+    return [name for name in os.environ if name.startswith(("TORCHELASTIC_", "TORCH_ELASTIC_"))]
 
 
 def full_errors() -> bool:
@@ -236,6 +171,17 @@ def quiet_trackers() -> None:
         "WANDB_ERROR_REPORTING": "false",
     }.items():
         os.environ.setdefault(name, value)
+
+
+def spare_loopback_from_proxies() -> None:
+    """Keep gRPC's calls to this machine from the proxy that http_proxy names.
+
+    Of its three variables for that gRPC looks at the first one that is set.
+    """
+    names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+    before = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    spared = ",".join([*filter(None, [before]), "localhost", "127.0.0.1"])
+    os.environ.update({"no_grpc_proxy": spared})
 
 
 def snapshot() -> dict[str, str]:

@@ -24,7 +24,7 @@ from dpexp.plan import RunPlan
 from dpexp.records import ErrorRecord
 from dpexp.schema import Precision
 
-_LOST = (
+LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
@@ -138,7 +138,7 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
                 f"{_first_line(error)}"
             ),
         )
-    if plan.num_processes > 1 and any(sign in text for sign in _LOST):
+    if plan.num_processes > 1 and any(sign in text for sign in LOST):
         return "crash", LOST_PEER, f"rank {rank} lost the connection to another rank"
     if isinstance(error, (ReplicaError, UserCodeError)):
         return "user_error", name, text

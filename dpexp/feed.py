@@ -31,13 +31,19 @@ class Feed:
 
 
 def make_feed(
-    dataset: Any, plan: RunPlan, choose: Choose, comm: Comm, device: torch.device
+    dataset: Any,
+    plan: RunPlan,
+    choose: Choose,
+    comm: Comm,
+    device: torch.device,
+    first: int = 0,
 ) -> Feed:
     """Every global batch of the run with this rank's part of the data.
 
     Args:
         dataset: map-style (``__len__`` and ``__getitem__``) or iterable.
         choose: from the rows of a global batch to those that this rank fetches.
+        first: the step to begin with, where those before are done.
 
     Raises:
         ConfigError: there is no batch, or the loader's settings do not fit the dataset.
@@ -53,15 +59,16 @@ def make_feed(
                 fix="loader.preload=none",
             )
         cut = StreamPlan(
-            plan.batch_rows, config.epochs, config.steps, config.drop_last, config.seed
+            plan.batch_rows, config.epochs, config.steps, config.drop_last, config.seed, first
         )
         batches = fetch_stream(dataset, cut, choose, comm, loader, pin)
         return Feed(batches, None, _stream_notes(config), streamed=True)
-    schedule = make_schedule(plan, rows_in(dataset))
+    schedule = make_schedule(plan, rows_in(dataset), first)
     if loader.preload is Preload.device:
         dataset = preload(dataset, device)
     if loader.workers:
-        seed = seed_of_rank(config.seed, comm.rank)
+        # Processes that begin later must not draw what the first ones drew.
+        seed = seed_of_rank(config.seed, comm.rank) + first
         batches = fetch_by_workers(dataset, schedule, choose, loader, seed, pin)
     else:
         batches = fetch_here(dataset, schedule, choose)
@@ -107,7 +114,7 @@ def rows_in(dataset: Any) -> int:
     return len(dataset)
 
 
-def make_schedule(plan: RunPlan, num_rows: int) -> Schedule:
+def make_schedule(plan: RunPlan, num_rows: int, first: int = 0) -> Schedule:
     """The run's schedule over a map-style dataset.
 
     Raises:
@@ -122,6 +129,7 @@ def make_schedule(plan: RunPlan, num_rows: int) -> Schedule:
         config.drop_last,
         config.shuffle,
         config.seed,
+        first,
     )
     if len(schedule) == 0:
         raise ConfigError(
@@ -146,9 +154,12 @@ def _schedule_notes(plan: RunPlan, schedule: Schedule) -> tuple[str, ...]:
             f"steps={config.steps} were asked for, but {config.epochs} epoch(s) of "
             f"{schedule.num_rows} rows have {len(schedule)}; epochs=null repeats the data"
         )
-    if len(schedule) <= config.warmup_steps:
+    left = len(schedule) - schedule.first
+    if left <= 0:
+        notes.append(f"all {len(schedule)} steps were done before: nothing was left to do")
+    elif left <= config.warmup_steps:
         notes.append(
-            f"all {len(schedule)} steps are warm-up steps (warmup_steps={config.warmup_steps}), "
+            f"all {left} steps are warm-up steps (warmup_steps={config.warmup_steps}), "
             "so there is no timing; epochs=null steps=20 repeats the data, or warmup_steps=0"
         )
     return tuple(notes)

@@ -37,16 +37,23 @@ def hosts_of(said: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """``hosts`` of ``run.json``: for each agent's host its ranks and what it is.
 
     Args:
-        said: by each rank, in order: `host`, `agent`, `address`, `threads` and, by the first rank
-            of each host, `facts`.
+        said: by each rank, in order: `host`, `agent`, `address`, `pid`, `threads` and, by the first
+            rank of each host, `facts`.
     """
     found: dict[str, dict[str, Any]] = {}
     for rank, each in enumerate(said):
         entry = found.setdefault(
             each["agent"],
-            {"host": each["host"], "address": each["address"], "ranks": [], "threads": []},
+            {
+                "host": each["host"],
+                "address": each["address"],
+                "ranks": [],
+                "pids": [],
+                "threads": [],
+            },
         )
         entry["ranks"].append(rank)
+        entry["pids"].append(each["pid"])
         entry["threads"].append(each["threads"])
         if each["facts"] is not None:
             entry.update({key: each["facts"].get(key) for key in _TOLD})

@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-# How long to wait before a run is given up: a run that ended well was not ended by it.
-LIMITS = ("parallel.timeout_s", "loader.timeout_s", "watchdog_s")
+# How long to wait before a run is given up, and how often it is tried: a run that ended well was
+# not ended by them.
+LIMITS = ("parallel.timeout_s", "parallel.max_restarts", "loader.timeout_s", "watchdog_s")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import secrets
 import time
@@ -26,7 +27,7 @@ from dpexp.lifeline import Lifeline
 from dpexp.loop import Progress
 from dpexp.meeting import meet, own_address, reach_store, round_store
 from dpexp.records import ErrorRecord, RankResult, RunResult
-from dpexp.results import ended_early, placed
+from dpexp.results import ended_early, placed, restarted
 from dpexp.schema import Config
 from dpexp.slurm import explained
 from dpexp.stopping import ignored
@@ -45,11 +46,11 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
     """
     part = _Part(job, outer)
     Lifeline(ignored()).start()
-    result = rank.guarded(job, outer.rank, Progress(), part.keep, part.connect)
+    result = rank.guarded(job, outer.rank, part.progress, part.keep, part.connect)
     agent = rounds.own_agent()
     if agent is not None and outer.local_rank == 0:
         rounds.forget(agent, Path(RUNS).absolute())
-    return result
+    return None if result is None else restarted(result, part.restarts())
 
 
 def refuse_together(config: Config, error: ConfigError, outer: env.OuterLauncher) -> NoReturn:
@@ -76,6 +77,8 @@ class _Part:
         self._job, self._outer = job, outer
         self._witness: Witness | None = None
         self._token = ""
+        self._earlier: Sequence[dict[str, Any]] = ()
+        self.progress = Progress()
 
     def connect(self, job: RankJob, _rank: int) -> tuple[Comm, RankJob]:
         """Meet the other ranks. Returns the communicator, and the job with what is known now.
@@ -102,7 +105,8 @@ class _Part:
         found = hosts.hosts_of(everyone)
         if store is not None:
             self._witness = Witness(store, outer.rank, found)
-        self._job = replace(job, hosts=tuple(found), restarts=_restarts(answer["earlier"]))
+        self._earlier = answer["earlier"]
+        self._job = replace(job, hosts=tuple(found))
         shared = rounds.is_current(job.folder, self._token)
         if outer.local_rank == 0:
             self._prepare(shared, everyone)
@@ -141,9 +145,15 @@ class _Part:
         status = "interrupted" if error.kind == "interrupted" else "failed"
         known = [] if partial is None else [partial]
         ended = explained(ended_early(job.plan, job.environment, status, error, known))
-        ended = placed(ended, job.hosts, job.restarts)
+        ended = restarted(placed(ended, job.hosts), self.restarts())
         if claim(job.folder / "run.json", ended.to_json()):
+            if self.progress.began_s:
+                rounds.note_first_step(job.folder, self.progress.began_s)
             show_failure(ended, job.folder)
+
+    def restarts(self) -> dict[str, Any] | None:
+        """What was lost with earlier rounds; see :func:`dpexp.rounds.restarts`."""
+        return rounds.restarts(self._earlier, self.progress.began_s or time.time())
 
 
 def _said(outer: env.OuterLauncher, threads: int, job: RankJob | None) -> dict[str, Any]:
@@ -162,6 +172,7 @@ def _said(outer: env.OuterLauncher, threads: int, job: RankJob | None) -> dict[s
         "host": platform.node(),
         "agent": outer.run_id if agent is None else agent.id,
         "address": own_address(outer) if outer.several_agents else None,
+        "pid": os.getpid(),
         "threads": threads,
         "facts": facts,
         "refused": None,
@@ -193,14 +204,3 @@ def _apart(found: Sequence[dict[str, Any]], sees: Sequence[float]) -> list[str]:
                 "below the same path there; the result is on rank 0's host"
             )
     return notes
-
-
-def _restarts(earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """``restarts`` of ``run.json``, from the rounds before this one."""
-    if not earlier:
-        return None
-    return {
-        "count": len(earlier),
-        "causes": [each["error"] for each in earlier],
-        "lost_s": time.time() - earlier[0]["began_s"],
-    }

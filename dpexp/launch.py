@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from dpexp import env, rank, server
+from dpexp import env, network, rank, server
 from dpexp.agent import Agent
-from dpexp.beacon import WIDTH
+from dpexp.beacon import BEGAN, WIDTH, own_cells
 from dpexp.causes import root_cause
-from dpexp.comm import loopback_interface
 from dpexp.failures import LATE_PEER
 from dpexp.logs import append, quiet_torch
 from dpexp.records import ErrorRecord, RankResult, RunResult, rank_result_from
+from dpexp.restarting import Attempts
 from dpexp.results import ended_early
 from dpexp.sinks import write_shapes
 from dpexp.stopping import Stop, StopAtOnceError, ignored, killing, listening
@@ -48,27 +48,42 @@ def launch(job: RankJob, user_dir: Path) -> RunResult:
         StopAtOnceError: a second one came; no rank is left.
     """
     quiet_torch()
-    with listening(), _nothing_left():
-        try:
-            with tempfile.TemporaryDirectory(prefix="dpexp-", ignore_cleanup_errors=True) as place:
-                return _launched(job, user_dir, Path(place))
-        except LaunchInterruptedError:
-            raise
-        except Exception as error:  # noqa: BLE001  # no process, no room, no port, a broken server
-            told = str(error) or type(error).__name__
-            text = f"the processes of the run could not be started or watched: {told}"
-            full = "".join(traceback.format_exception(error))
-            name = type(error).__name__
-            record = ErrorRecord("crash", name, text, traceback=full, phase="launch")
-            with contextlib.suppress(OSError):  # the traceback is in run.json as well
-                append(job.folder, full)
-            return _early(job, "failed", record, [])
-
-
-def _launched(job: RankJob, user_dir: Path, scratch: Path) -> RunResult:
     ranks = job.plan.num_processes
-    beacon = multiprocessing.get_context(server.method()).RawArray("q", WIDTH * ranks)
-    variables = {**_network_variables(), **env.snapshot()}
+    with listening(), _nothing_left():
+        beacon = multiprocessing.get_context(server.method()).RawArray("q", WIDTH * ranks)
+        attempts = Attempts(job, lambda: own_cells(beacon, 0)[BEGAN] / 1e6)
+        while True:
+            for index in range(len(beacon)):
+                beacon[index] = 0
+            try:
+                result = _attempt(job, user_dir, beacon)
+            except LaunchInterruptedError as stop:
+                raise LaunchInterruptedError(stop.signum, attempts.told(stop.result)) from None
+            if not attempts.again(result):
+                return attempts.told(result)
+
+
+def _attempt(job: RankJob, user_dir: Path, beacon: Any) -> RunResult:
+    try:
+        with tempfile.TemporaryDirectory(prefix="dpexp-", ignore_cleanup_errors=True) as place:
+            return _launched(job, user_dir, Path(place), beacon)
+    except LaunchInterruptedError:
+        raise
+    except Exception as error:  # noqa: BLE001  # no process, no room, no port, a broken server
+        told = str(error) or type(error).__name__
+        text = f"the processes of the run could not be started or watched: {told}"
+        full = "".join(traceback.format_exception(error))
+        name = type(error).__name__
+        record = ErrorRecord("crash", name, text, traceback=full, phase="launch")
+        with contextlib.suppress(OSError):  # the traceback is in run.json as well
+            append(job.folder, full)
+        return _early(job, "failed", record, [])
+
+
+def _launched(job: RankJob, user_dir: Path, scratch: Path, beacon: Any) -> RunResult:
+    ranks = job.plan.num_processes
+    # One machine talks to itself: over loopback, unless the user named an interface.
+    variables = {**network.variables_of(None, one_host=True), **env.snapshot()}
     launched = rank.LaunchedRank(job, variables, user_dir, scratch, rank.Stdio(), beacon, ignored())
     watchdog = Watchdog(beacon, ranks, scratch, job.plan.config.watchdog_s)
     agent = Agent(launched, ranks, watchdog)
@@ -132,12 +147,6 @@ def _early(job: RankJob, status: str, error: ErrorRecord, partial: list[RankResu
         with contextlib.suppress(OSError):  # why the run ended is told, room for it or not
             write_shapes(job.folder / "shapes.csv", shapes)
     return ended_early(job.plan, job.environment, status, error, partial)
-
-
-def _network_variables() -> dict[str, str]:
-    """One machine talks to itself: over loopback, unless the user named an interface."""
-    interface = loopback_interface()
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def _read_records(scratch: Path) -> dict[int, ErrorRecord]:

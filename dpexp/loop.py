@@ -12,6 +12,7 @@ import torch
 
 from dpexp.batches import Inputs, Split
 from dpexp.beacon import (
+    BEGAN,
     CODES,
     DURING,
     PART,
@@ -85,6 +86,15 @@ class Progress:
     def during(self, what: str) -> None:
         self._cells[PART] = DURING.index(what)
 
+    def begin(self) -> None:
+        """The first step begins now."""
+        self._cells[BEGAN] = int(time.time() * 1e6)
+
+    @property
+    def began_s(self) -> float:
+        """When the first step began, in seconds of Unix time; 0 if it has not."""
+        return self._cells[BEGAN] / 1e6
+
     def current_step(self) -> int | None:
         """The step at work; while a batch is waited for, the one it is for."""
         return step_at(self.step, self.phase)
@@ -115,9 +125,14 @@ class Work:
     training: Training | None = None  # of task=train
     scoring: Scoring | None = None  # of task=evaluate; with neither, the model is only called
     # Called once, between two steps, with the inputs and the global rows of step `pause_after`;
-    # without them before the first step if `pause_after` is -1.
+    # without them before the first step if `pause_after` is below `first`.
     pause_after: int = -1
     pause: Callable[[Inputs | None, int], None] = lambda _inputs, _rows: None
+    first: int = 0  # the step that the run begins, or goes on, with
+    # Whether to meet after a step, and what is done after it where the ranks meet, given its
+    # number and its epoch.
+    due: Callable[[int], bool] = lambda _step: False
+    between: Callable[[int, int], None] = lambda _step, _epoch: None
 
 
 def run_steps(batches: Batches, work: Work) -> None:
@@ -128,7 +143,7 @@ def run_steps(batches: Batches, work: Work) -> None:
     """
     strategy, recorder, progress, shapes = work.strategy, work.recorder, work.progress, work.shapes
     training, mark = work.training, work.clock.mark
-    if work.pause_after == -1:
+    if work.pause_after < work.first:
         work.pause(None, 0)
     marks = [mark()]
     while True:
@@ -169,8 +184,8 @@ def run_steps(batches: Batches, work: Work) -> None:
         del item, output, fetched, inputs, loss  # the next batch must not find this one in memory
         end = mark()
         marks.append(end)
-        if pausing or recorder.flush_due():
-            _meet(work)
+        if pausing or recorder.flush_due() or work.due(batch.step):
+            _meet(work, batch)
             if kept is not None:
                 work.pause(kept, global_rows)
                 kept = None
@@ -204,10 +219,16 @@ def _row(
     )
 
 
-def _meet(work: Work) -> None:
-    """Write what was recorded. A point where device and ranks meet, in no step's time."""
+def _meet(work: Work, batch: GlobalBatch | None = None) -> None:
+    """Write what was recorded. A point where device and ranks meet, in no step's time.
+
+    Args:
+        batch: of the step before, unless it was the last.
+    """
     work.recorder.flush()
     work.strategy.agree()
+    if batch is not None:
+        work.between(batch.step, batch.epoch)
 
 
 def forward_backward(

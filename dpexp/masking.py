@@ -56,6 +56,18 @@ class MaskedTargets:
         total = self._comm.sum(torch.tensor([float(own)], dtype=torch.float64)).item()
         return total or math.nan
 
+    def state(self) -> dict[str, bool]:
+        """What was found in the steps so far. Waits for the device."""
+        late = self._late is not None and bool(self._late)
+        return {"decided": self._decided, "masked": self._masked, "late": late}
+
+    def load(self, state: dict[str, bool]) -> None:
+        """Go on from what :meth:`state` gave."""
+        # Of ranks or micro-batches that were one before nothing is known yet.
+        self._decided = state["decided"]
+        self._masked = state["masked"]
+        self._late = torch.tensor(True) if state["late"] else None
+
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result may not expect."""
         if self._late is None or not bool(self._late):

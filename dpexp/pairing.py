@@ -29,11 +29,13 @@ Differences = dict[str, tuple[Any, Any]]  # by key, what A and B have
 WITHOUT_EFFECT = (
     "batch_search",
     "check",
+    "checkpoint.keep",
     "loader.timeout_s",
     "measure.calibration_pairs",
     "measure.flops",
     "measure.peak_flops_per_device",
     "process_memory_mib",
+    "parallel.max_restarts",
     "parallel.ranks_from",
     "parallel.timeout_s",
     "repeat",

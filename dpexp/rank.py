@@ -90,8 +90,7 @@ def main(launched: LaunchedRank) -> RunResult | None:
     agent = {k: v for k, v in env.snapshot().items() if k.startswith(_AGENT_PREFIXES)}
     env.restore({**launched.variables, **agent})
     enter(launched.user_dir)
-    outer = env.outer_launcher()
-    rank = outer.rank if outer is not None else 0
+    rank = env.own_rank()
 
     def keep(error: ErrorRecord, partial: RankResult | None) -> None:
         last = {"error": asdict(error), "partial": partial and asdict(partial)}

@@ -40,6 +40,7 @@ class Recorder:
         sinks: get every record, in order.
         loss_divisor: the strategy's; None = the number of ranks.
         comm_recorder: counts what collectives cost; None = they are not timed.
+        first: the first step; the warm-up begins with it.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Recorder:
         sinks: Sequence[Sink],
         loss_divisor: float | None = None,
         comm_recorder: CommRecorder | None = None,
+        first: int = 0,
     ) -> None:
         self._plan = plan
         self._comm = comm
@@ -58,6 +60,7 @@ class Recorder:
         self._loss_divisor = comm.world_size if loss_divisor is None else loss_divisor
         self._collectives = comm_recorder
         self._micro_batches = plan.config.accumulate
+        self._warm_from = first + plan.config.warmup_steps
         self._rows: list[Row] = []
         self._next_flush = 1
         self._flushed = 0
@@ -186,7 +189,7 @@ class Recorder:
     ) -> list[StepRecord]:
         spans = phase_spans(rows, self._clock, self._micro_batches)
         parts = part_spans(rows, self._clock, self._micro_batches)
-        measured = [row.step >= self._plan.config.warmup_steps for row in rows]
+        measured = [row.step >= self._warm_from for row in rows]
         self._keep(spans[measured], parts, measured)
         steps = spans.sum(axis=1).tolist()
         phases = spans.tolist()

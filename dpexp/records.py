@@ -137,6 +137,7 @@ class RankResult:
     metric: dict[str, Any] | None = None  # evaluate: name, value, samples; on rank 0
     # The next ones are on rank 0 only, but for `comm`; None where not asked for.
     comm: dict[str, Any] | None = None  # see comm_recorder.py
+    checkpoint: dict[str, Any] | None = None  # of all ranks; see checkpointing.py
     parity: dict[str, Any] | None = None  # see parity.py
     compute: dict[str, Any] | None = None  # see compute.py
     machine: dict[str, Any] | None = None  # see machine.py
@@ -187,10 +188,11 @@ class RunResult:
     compute: dict[str, Any] | None = None
     energy: dict[str, Any] | None = None
     machine: dict[str, Any] | None = None
+    checkpoint: dict[str, Any] | None = None
+    restarts: dict[str, Any] | None = None  # see restarting.py
     injected: list[str] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     hosts: list[dict[str, Any]] = field(default_factory=list)  # see hosts.py; under torchrun
-    restarts: dict[str, Any] | None = None  # of all ranks, by torchrun
     notes: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 

@@ -57,6 +57,7 @@ def assemble(plan: RunPlan, environment: dict[str, Any], ranks: list[RankResult]
         compute=first.compute,
         energy=first.energy,
         machine=first.machine,
+        checkpoint=_checkpoint_of(ranks),
         ranks=[_rank_facts(rank) for rank in ranks],
         notes=list(
             dict.fromkeys(
@@ -76,6 +77,15 @@ def _one_bucket(plan: RunPlan, rank: RankResult) -> list[str]:
         f"all gradients travel in one bucket (parallel.bucket_cap_mb={cap}), so nothing of them "
         "can travel while backward goes on; try a smaller one"
     ]
+
+
+def _checkpoint_of(ranks: list[RankResult]) -> dict[str, Any] | None:
+    """What rank 0 says of the run's checkpoints; seconds are those of the slowest rank."""
+    known = [rank.checkpoint for rank in ranks if rank.checkpoint is not None]
+    if not known:
+        return None
+    slowest = {key: max(each[key] for each in known) for key in ("copy_s", "write_s")}
+    return {**known[0], **slowest}
 
 
 def _comm_of(ranks: list[RankResult]) -> dict[str, Any]:
@@ -137,9 +147,19 @@ def ended_early(
     return replace(known, status=status, error=error, throughput=None)
 
 
-def placed(
-    result: RunResult, hosts: Sequence[dict[str, Any]], restarts: dict[str, Any] | None
-) -> RunResult:
+def restarted(result: RunResult, restarts: dict[str, Any] | None) -> RunResult:
+    """The result of a run whose ranks have started again on the way to it, if they have."""
+    if restarts is None:
+        return result
+    count = restarts["count"]
+    note = (
+        f"started again {count} time{'s' if count > 1 else ''} after a rank was lost: its "
+        "timing is of the steps since then alone, and it is no measure of an undisturbed run"
+    )
+    return replace(result, restarts=restarts, notes=[*result.notes, note])
+
+
+def placed(result: RunResult, hosts: Sequence[dict[str, Any]]) -> RunResult:
     """The result of a run that an outer launcher has started: which ranks were where."""
     ranks = [{**each, "host": host_of(hosts, each["rank"])} for each in result.ranks]
     stragglers = result.stragglers
@@ -150,7 +170,6 @@ def placed(
         ranks=ranks if len(hosts) > 1 else result.ranks,
         stragglers=stragglers if len(hosts) > 1 else result.stragglers,
         hosts=list(hosts),
-        restarts=restarts,
     )
 
 

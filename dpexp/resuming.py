@@ -1,4 +1,7 @@
-"""Which cells of a sweep that is resumed run, and whether it is the same sweep. Pure; no torch."""
+"""Which cells of a sweep that is resumed run, and whether it is the same sweep, or the same run.
+
+Pure; no torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from dpexp.config import OF_THE_SWEEP
 from dpexp.errors import ConfigError
 from dpexp.identity import LIMITS, config_hash, differences
-from dpexp.schema import Config
+from dpexp.schema import Config, Task
 from dpexp.schema_measuring import Rerun
 
 LAST = "last"
@@ -37,21 +40,80 @@ class Found:
     result: dict[str, Any] | None
 
 
+# Keys, with those below them, that may change while a run is under way: what it trains does not
+# depend on them, or only by rounding.
+_FREE = (
+    "parallel",
+    "num_devices",
+    "device",
+    "epochs",
+    "steps",
+    "warmup_steps",
+    "until",
+    "loader",
+    "watchdog_s",
+    "process_memory_mib",
+    "measure",
+    "check",
+    "checkpoint",
+    "trace",
+    "inject",
+    "shapes",
+    "save_weights",
+    "sinks",
+)
+_ENDS_AT_LAST_STEP = ("cosine", "linear")
+
+
 def check_resuming(config: Config) -> None:
-    """Refuse the keys of a sweep in a single run; the cells of a sweep come without them.
+    """What of `resume` and `rerun` a single run takes; the cells of a sweep come without them.
 
     Raises:
-        ConfigError: `resume` or `rerun` is set.
+        ConfigError: they are those of a sweep.
     """
-    if config.resume is not None:
+    asked = config.resume
+    if asked is not None and (asked == LAST or not (asked is True or isinstance(asked, str))):
         raise ConfigError(
             "resume",
-            config.resume,
-            "a single run cannot be gone on with yet; a sweep can",
-            fix="-m for a sweep, or resume=null",
+            asked,
+            "does not say which run is to be gone on with",
+            allowed="true (the newest one with a checkpoint), or a run's folder",
+            fix="resume=true, or -m for a sweep",
+        )
+    if asked is not None and config.task is not Task.train:
+        raise ConfigError(
+            "resume", asked, "only training has checkpoints to go on from", fix="task=train"
         )
     if config.rerun is not None:
         refuse_rerun_alone(config.rerun.value)
+
+
+def refuse_other_run(folder: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run under a config that would train something else.
+
+    Args:
+        old: the config of its checkpoint, as in ``run.json``.
+        new: as it will be there.
+
+    Raises:
+        ConfigError: names the keys.
+    """
+    free = [key for key in _FREE if key not in ("epochs", "steps")]
+    if new.get("lr_scheduler") not in _ENDS_AT_LAST_STEP:
+        free += ["epochs", "steps"]
+    changed = [
+        line
+        for line in differences(old, new)
+        if not any(line.startswith((f"{key}:", f"{key}.")) for key in free)
+    ]
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise ConfigError(
+            "resume",
+            folder,
+            f"its checkpoint is of a run with another config: {'; '.join(changed[:3])}{more}",
+            fix="the config as it was, or a new run without resume",
+        )
 
 
 def refuse_rerun_alone(rerun: Any) -> None:

@@ -11,30 +11,19 @@ import contextlib
 import hashlib
 import json
 import platform
-import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import psutil
 
+from dpexp import checkpoint
 from dpexp.files import write_whole
 
 RECORD = ".rounds.json"
-EARLIER = "earlier"
 POINTERS = ".launches"
-# What a round leaves in the folder. The log goes on, and checkpoints are for the next round.
-_LEFT = (
-    "run.json",
-    "steps.rank*.csv",
-    "shapes.csv",
-    "timeline.json",
-    "trace.rank*.json",
-    "weights.pt",
-    "events.out.tfevents.*",
-)
 
 
 @final
@@ -97,34 +86,73 @@ def forget(agent: Agent, base: Path) -> None:
         pointer.parent.rmdir()
 
 
-def begin(folder: Path, agents: Collection[str], token: str) -> list[dict[str, Any]]:
-    """Make the folder ready for a round: what the one before has left goes to ``earlier/``.
+def begin(folder: Path, agents: Set[str], token: str) -> list[dict[str, Any]]:
+    """Make the folder ready for a round: what the one before has written goes to ``earlier/``.
 
     Args:
         agents: the ids of this round's.
         token: this round's name.
 
     Returns:
-        What is known of the earlier rounds, the first one first: `token`, `began_s` (Unix time)
-        and `error`, that of its ``run.json`` or None.
-
+        What is known of the earlier rounds, the first one first: `began_s`, `first_step_s` (of the
+        rank that told the end; None if there was none or nobody could), `error` (as in
+        ``run.json``; None if no rank could say it), `gone_on_from` (the step that the next round
+        began with) and `saved_s` (when the checkpoint of that step was taken; None without one).
+        Times are Unix times.
     """
     past = _record(folder)
-    rounds = past["rounds"]
+    rounds = past["rounds"] if not agents.isdisjoint(past["agents"]) else []
+    checkpoint.put_aside(folder)
     if rounds:
+        found = checkpoint.newest(folder)
         rounds[-1]["error"] = _error(folder)
-        _put_aside(folder, len(rounds))
+        rounds[-1]["gone_on_from"] = 0 if found is None else found.step
+        rounds[-1]["saved_s"] = None if found is None else found.state["taken_unix_s"]
     folder.mkdir(parents=True, exist_ok=True)
-    now = {"token": token, "began_s": time.time(), "error": None}
+    now = {"token": token, "began_s": time.time(), "first_step_s": None}
     record = {"agents": sorted({*past["agents"], *agents}), "rounds": [*rounds, now]}
-    write_whole(folder / RECORD, json.dumps(record, indent=1) + "\n")
+    _write(folder, record)
     return list(rounds)
+
+
+def note_first_step(folder: Path, first_step_s: float) -> None:
+    """Keep when the first step of the round that ends has begun."""
+    record = _record(folder)
+    if record["rounds"]:
+        record["rounds"][-1]["first_step_s"] = first_step_s
+        _write(folder, record)
+
+
+def restarts(earlier: Sequence[Mapping[str, Any]], first_step_s: float) -> dict[str, Any] | None:
+    """``restarts`` of ``run.json``; None in the first round.
+
+    What is lost is the time from a round's last checkpoint, or from its first step if it saved
+    none, to the first step of the next round.
+
+    Args:
+        earlier: see :func:`begin`.
+        first_step_s: of this round; its end if it had none.
+    """
+    if not earlier:
+        return None
+    starts_s = [each["first_step_s"] or each["began_s"] for each in earlier]
+    lost_s = 0.0
+    for each, start_s, next_s in zip(earlier, starts_s, [*starts_s[1:], first_step_s], strict=True):
+        lost_s += max(0.0, next_s - max(start_s, each["saved_s"] or 0.0))
+    return {"count": len(earlier), "causes": [_cause(each) for each in earlier], "lost_s": lost_s}
+
+
+def _cause(ended: Mapping[str, Any]) -> dict[str, Any]:
+    """Why a round ended; nothing where no rank could say it, as when a host came or went."""
+    error = ended["error"] or {}
+    keys = ("rank", "host", "kind", "type", "message", "step")
+    return {**{key: error.get(key) for key in keys}, "gone_on_from": ended["gone_on_from"]}
 
 
 def is_current(folder: Path, token: str) -> bool:
     """Whether the folder, as this host sees it, is that of a round and no later one has begun."""
     rounds = _record(folder)["rounds"]
-    return bool(rounds) and rounds[-1]["token"] == token
+    return bool(rounds) and bool(rounds[-1]["token"] == token)
 
 
 def is_of(folder: Path, agents: Collection[str]) -> bool:
@@ -140,20 +168,17 @@ def _record(folder: Path) -> dict[str, Any]:
     return record
 
 
+def _write(folder: Path, record: Mapping[str, Any]) -> None:
+    write_whole(folder / RECORD, json.dumps(record, indent=1) + "\n")
+
+
 def _error(folder: Path) -> dict[str, Any] | None:
-    """Why the round ended, if one of its ranks could still say it."""
+    """Why the last attempt ended, if one of its ranks could still say it; it lies aside by now."""
+    last = checkpoint.attempts_before(folder)
     try:
-        result = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        path = folder / checkpoint.EARLIER / f"attempt-{last}" / "run.json"
+        result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     error: dict[str, Any] | None = result.get("error")
     return error
-
-
-def _put_aside(folder: Path, number: int) -> None:
-    kept = folder / EARLIER / str(number)
-    for pattern in _LEFT:
-        for path in folder.glob(pattern):
-            kept.mkdir(parents=True, exist_ok=True)
-            # Under its own name an event file would be one more run for TensorBoard.
-            path.rename(kept / re.sub("tfevents", EARLIER, path.name))

@@ -37,6 +37,7 @@ class Schedule:
         steps: at most this many global batches; None = all of the epochs, and without those
             endless (``until.ci`` says when to stop).
         shuffle: a new order each epoch, drawn from (seed, epoch); False = 0, 1, 2, …
+        first: the step to begin with, where those before are done.
     """
 
     num_rows: int
@@ -46,6 +47,7 @@ class Schedule:
     drop_last: bool
     shuffle: bool
     seed: int
+    first: int = 0
 
     def batches_per_epoch(self) -> int:
         """Global batches of one epoch: ceil(rows / batch), or floor with `drop_last`."""
@@ -53,7 +55,7 @@ class Schedule:
         return full + (1 if rest and not self.drop_last else 0)
 
     def __len__(self) -> int:
-        """Global batches of the whole run."""
+        """Global batches of the whole run, those before `first` included."""
         if self.epochs is None:
             steps = ENDLESS if self.steps is None else self.steps
             return steps if self.batches_per_epoch() else 0
@@ -63,11 +65,11 @@ class Schedule:
     def __iter__(self) -> Iterator[GlobalBatch]:
         total, per_epoch, rows = len(self), self.batches_per_epoch(), self.batch_rows
         orders = EpochOrders(self.num_rows, self.seed, self.shuffle)
-        for first in range(0, total, max(per_epoch, 1)):
-            epoch = first // per_epoch
+        for epoch in range(self.first // max(per_epoch, 1), -(-total // max(per_epoch, 1))):
             order = orders.of(epoch)
-            start = 0
-            for step in range(first, min(first + per_epoch, total)):
+            begin = max(epoch * per_epoch, self.first)
+            start = (begin - epoch * per_epoch) * rows
+            for step in range(begin, min((epoch + 1) * per_epoch, total)):
                 end = start + rows
                 yield GlobalBatch(step, epoch, order[start:end])
                 start = end

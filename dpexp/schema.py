@@ -1,8 +1,7 @@
 """The typed schema of the config: every key, its type and its documentation, once.
 
-Values live in ``conf/``; ``--help`` is made from the docs below. The schema is applied after
-composition (see config.py) rather than as a structured root node: a structured root would refuse
-``+foo=1``, and typed group options would refuse the arguments of a user's own ``_target_``.
+Values live in ``conf/``; ``--help`` is made from the docs below. It is applied after composition
+(config.py): a structured root would refuse ``+foo=1``, and the arguments of a user's own class.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 
 from dpexp.schema_measuring import (
     CheckConfig,
+    CheckpointConfig,
     InjectConfig,
     MeasureConfig,
     RanksFrom,
@@ -139,6 +139,8 @@ class ParallelConfig:
     strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
     ranks_from: RanksFrom = doc("auto: torchrun's, else dpexp's own; slurm: the tasks of an srun")
+    max_restarts: int = doc("how often all ranks start again after one of them was lost")
+    interface: str | None = doc("the network interface of a run on several hosts (lo, eth0, ib0)")
     backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")
     bucket_cap_mb: Any | None = doc(
         "ddp: size of a gradient bucket in MiB; auto = torch's own (25, the first bucket 1)"
@@ -246,13 +248,14 @@ class Config:
         "On a CPU also the limit of batch_size=auto",
         "limits",
     )
+    checkpoint: CheckpointConfig = doc("when a training run saves its state", "limits")
     until: UntilConfig = doc("when to stop measuring", "measuring")
     repeats: int = doc(
         "in a sweep: how often each cell runs, interleaved, in an order drawn from the seed",
         "measuring",
     )
     repeat: int = doc("which repeat this run is; set by a sweep with repeats", "measuring")
-    resume: Any = doc("in a sweep: the folder of one to go on with, or last", "measuring")
+    resume: Any = doc("what to go on with: a folder, last (sweep), true (newest run)", "measuring")
     rerun: Rerun | None = doc(
         "with resume: failed (cells that began and are not ok) or all; null = all that are not ok",
         "measuring",
@@ -272,6 +275,7 @@ NESTED = {
     "prepare": PrepareConfig,
     "batch": BatchConfig,
     "loader": LoaderConfig,
+    "checkpoint": CheckpointConfig,
     "until": UntilConfig,
     "check": CheckConfig,
     "measure": MeasureConfig,

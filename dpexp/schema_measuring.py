@@ -27,6 +27,15 @@ class Rerun(Enum):
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """When a training run saves its state, and how much of it stays."""
+
+    every_s: float | None = doc("save the state of a training run about so often; null = never")
+    every_steps: int | None = doc("save it after each so many steps; null = never")
+    keep: int = doc("how many of the newest checkpoints stay")
+
+
+@dataclass(frozen=True)
 class UntilConfig:
     """When to stop measuring."""
 

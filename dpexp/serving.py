@@ -11,9 +11,10 @@ import psutil
 from tensorboard import program
 from tensorboard.data import server_ingester
 
+from dpexp import env
 from dpexp.errors import ConfigError
+from dpexp.network import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 # The tab that opens, and no smoothing in it nor in Time Series: a smoothed speed-up is a wrong one.
 VIEW = "?smoothing=0#custom_scalars&_smoothingWeight=0"
 MOST_POINTS = 100_000  # of a curve; event files hold the first 1,000 steps and four a second
@@ -34,6 +35,7 @@ def serve(folder: Path, port: int | None) -> None:
     }
     if port is not None:
         options["port"] = _checked(port)
+    env.spare_loopback_from_proxies()  # TensorBoard asks its data server by gRPC
     board = program.TensorBoard(server_class=_listening)
     board.configure(["", "--logdir", str(folder), "--host", LOOPBACK], **options)
     # Until now Ctrl-C ended this process at once; TensorBoard's server ends by it too, and cleanly.

@@ -6,8 +6,9 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from dpexp import env
+from dpexp import env, env_slurm
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.records import ErrorRecord, RunResult
 
@@ -82,14 +83,26 @@ def cancel(ids: Sequence[str], *, at_once: bool = False) -> None:
         raise NoAnswerError(asked.stderr.strip())
 
 
-def scripts_below(place: str) -> list[str]:
-    """The user's active jobs whose script lies below the folder `place`. Empty without Slurm."""
+def refuse_jobs_below(folder: Path) -> None:
+    """Refuse to go on with a sweep while jobs of its earlier start wait or run.
+
+    Raises:
+        ConfigError: there are some. None where Slurm is not here, or does not answer.
+    """
     try:
         asked = _told("squeue", "--noheader", "--array", "--me", "--format=%i|%o")
     except NoAnswerError:
-        return []
+        return
     lines = (line.split("|", 1) for line in asked.stdout.splitlines() if "|" in line)
-    return [name for name, command in lines if command.startswith(f"{place}/")]
+    place = f"{folder.resolve()}/"
+    queued = " ".join(name for name, script in lines if script.startswith(place))
+    if queued:
+        raise ConfigError(
+            "resume",
+            str(folder),
+            f"Slurm jobs of the earlier start still wait or run: {queued}",
+            fix=f"wait for their end, or scancel {queued}",
+        )
 
 
 def has_gpus(partition: str | None) -> bool:
@@ -114,7 +127,7 @@ def explained(result: RunResult) -> RunResult:
     A signal says only that somebody wants the end. A rank may hear it before the process that
     watches it, so a crash may be meant too.
     """
-    name, error = env.slurm_job(), result.error
+    name, error = env_slurm.job(), result.error
     if name is None or error is None or error.kind not in ("interrupted", "crash"):
         return result
     try:
@@ -183,9 +196,9 @@ def take_rank(*, in_sweep: bool = False) -> env.OuterLauncher:
     Raises:
         ConfigError: Slurm has not started this process as a task of one run.
     """
-    step = env.slurm_step()
+    step = env_slurm.step()
     problem = fix = ""
-    if in_sweep and not env.in_submitit_job():
+    if in_sweep and not env_slurm.in_submitit_job():
         problem = "this sweep runs its cells itself, and is no job of submitit's"
         fix = "hydra/launcher=submitit_slurm, or parallel.ranks_from=auto"
     elif env.outer_launcher() is not None and not env.ranks_are_slurms():
@@ -196,12 +209,12 @@ def take_rank(*, in_sweep: bool = False) -> env.OuterLauncher:
         fix = "srun --ntasks=2 python -m dpexp …, or parallel.ranks_from=auto"
     if step is None or problem:
         raise ConfigError("parallel.ranks_from", "slurm", problem, fix=fix)
-    return env.take_rank(step, lambda: first_address(step.nodes), port_of(step))
+    return env_slurm.take_rank(step, lambda: first_address(step.nodes), port_of(step))
 
 
 def unused() -> list[str]:
     """A note where Slurm's variables tell of tasks that a run does not wait for."""
-    tasks = env.slurm_tasks()
+    tasks = env_slurm.tasks()
     if tasks == 1 or env.ranks_are_slurms():
         return []
     return [
@@ -210,7 +223,7 @@ def unused() -> list[str]:
     ]
 
 
-def port_of(step: env.SlurmStep) -> int:
+def port_of(step: env_slurm.Step) -> int:
     """The port where rank 0 of a step waits for the others, unless MASTER_PORT is set."""
     return _PORTS[0] + (16 * step.job_id + step.step_id) % _PORTS[1]
 

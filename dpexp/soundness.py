@@ -48,6 +48,16 @@ RESULT: Final[dict[str, Any]] = {
     },
     "batch": {"global": int, "per_device": int},
     "steps": {"measured": int, "warmup": int},
+    "checkpoint": {
+        **dict.fromkeys(("count", "last_step", "bytes", "failed", "gone_on_from"), int),
+        **dict.fromkeys(("copy_s", "write_s"), AMOUNT),
+        "folder": str,
+    },
+    "restarts": {
+        "count": int,
+        "lost_s": AMOUNT,
+        "causes": [{"rank": int, "kind": str, "message": str, "step": int, "gone_on_from": int}],
+    },
     "timing": {ANY: {ANY: AMOUNT}},
     "throughput": {ANY: AMOUNT},
     "memory": {"peak_bytes": [AMOUNT], "peak_device_bytes": {ANY: AMOUNT}},
@@ -75,7 +85,6 @@ RESULT: Final[dict[str, Any]] = {
     "machine": {"warnings": [str]},
     "ranks": [{"rank": int, "phase_mean_s": {ANY: FIGURE}}],
     "hosts": [{"host": str, "ranks": [int]}],
-    "restarts": {"count": int, "lost_s": AMOUNT},
     "injected": [str],
     "notes": [str],
 }

@@ -40,6 +40,7 @@ class StreamPlan:
     steps: int | None
     drop_last: bool
     seed: int
+    first: int = 0  # the batches before are read, and left out
 
 
 def fetch_stream(
@@ -56,7 +57,7 @@ def fetch_stream(
     whole = _Stream(dataset, plan, choose)
     made = start_workers(whole, loader, plan.seed, pin) if loader.workers else iter(whole)
     seen: dict[int, int] = {}
-    for step in count():
+    for step in count(plan.first):
         item = next(made, None)
         if isinstance(item, ConfigError):
             try:
@@ -98,6 +99,8 @@ class _Stream(IterableDataset[Any]):
         state = _OwnRandom(self._plan.seed)
         marks: dict[int, int] = {}
         for batch, rows in self._global_batches(state):
+            if batch.step < self._plan.first:
+                continue
             marks[batch.step] = _fingerprint([rows[i] for i in _some(len(rows))])
             if batch.step % workers == worker:
                 own = self._choose(np.arange(len(rows)))

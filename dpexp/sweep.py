@@ -20,10 +20,12 @@ from dpexp.config import load, without_hydra
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
 from dpexp.gathering import run_folder
+from dpexp.going_on import folder_to_go_on_in, take_over
 from dpexp.launchers import refuse_launcher, simultaneous, typed
 from dpexp.records import RunResult
 from dpexp.repeating import refuse_other_sweepers
 from dpexp.resuming import refuse_rerun_alone, without_own
+from dpexp.schema import Config
 from dpexp.schema_measuring import RanksFrom
 from dpexp.searching import OPTUNA
 from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
@@ -66,13 +68,14 @@ class DpexpCallback(Callback):
             own = load(without_hydra(config))
             check(own)
             outer = env.outer_launcher()
-            if outer is None:
+            if own.resume is not None:
+                _put_run(config, _go_on_with_run(own, config))
+            elif outer is None:
                 claim_folder(Path(config.hydra.run.dir))
-                return
-            folder = run_folder(outer, _typed_folder(config), own.parallel.timeout_s)
-            with open_dict(config.hydra):
-                config.hydra.run.dir = str(folder)
-                if outer.rank != 0:
+            else:
+                _put_run(config, run_folder(outer, _typed(config), own.parallel.timeout_s))
+            if outer is not None and outer.rank != 0:
+                with open_dict(config.hydra):
                     config.hydra.output_subdir = None  # .hydra/ is written once
         except ConfigError as error:
             refuse(error)
@@ -111,12 +114,27 @@ class DpexpCallback(Callback):
             sys.exit(1)
 
 
-def _typed_folder(config: DictConfig) -> Path | None:
+def _typed(config: DictConfig) -> Path | None:
     """The folder of the run, where the user has said it."""
-    given = any(
+    named = any(
         each.lstrip("+").startswith("hydra.run.dir=") for each in config.hydra.overrides.hydra
     )
-    return Path(config.hydra.run.dir) if given else None
+    return Path(config.hydra.run.dir) if named else None
+
+
+def _put_run(config: DictConfig, folder: Path) -> None:
+    """Let the run that begins write to this folder."""
+    with open_dict(config.hydra):
+        config.hydra.run.dir = str(folder)
+
+
+def _go_on_with_run(own: Config, config: DictConfig) -> Path:
+    """The folder of an earlier run in which this one goes on."""
+    folder = folder_to_go_on_in(own, _typed(config))
+    outer = env.outer_launcher()
+    if outer is None or outer.rank == 0:
+        take_over(folder)
+    return folder
 
 
 def go_on_in(config: DictConfig, folder: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException
@@ -17,19 +16,21 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from dpexp import checkpoint
 from dpexp.cell import announce
+from dpexp.checkpoint import EARLIER
 from dpexp.config import OF_THE_SWEEP
 from dpexp.errors import ConfigError
 from dpexp.files import write_whole
+from dpexp.identity import config_hash
+from dpexp.orphans import wait_for_orphans
 from dpexp.records import LaterSchemaError, read_run
 from dpexp.resuming import Found, Planned, in_first_order, to_run, without_own
 from dpexp.schema_measuring import Rerun
-from dpexp.slurm import scripts_below
+from dpexp.slurm import refuse_jobs_below
 from dpexp.sweep_lock import JOBS, RECORD
 
 RECORD_END = "# the end\n"  # without it the record was cut off, or is not by dpexp
-EARLIER = "earlier"
-ORPHANS_S = 10.0
 _NUMBERED = re.compile(r"(\d+)_")
 # Temporary files of files.write_whole that a killed sweep has left.
 _CUT_OFF = re.compile(r"\.(multirun\.yaml|sweep\.json|summary\.csv|report\.(md|html))\.")
@@ -147,13 +148,16 @@ def left_to_run(folder: Path, planned: Sequence[Planned], rerun: Rerun | None) -
     Raises:
         ConfigError: see :func:`dpexp.resuming.to_run`; nothing is moved then.
     """
-    _wait_for_orphans(folder)
+    refuse_jobs_below(folder)
+    wait_for_orphans(folder, in_cells=True)
     found = found_cells(folder) | _in_place(folder, planned)
     numbers = to_run(str(folder), planned, found, rerun)
     _tidy(folder)
+    configs = {cell.number: cell.config for cell in planned}
     for number in numbers:
         if number in found:
-            _put_aside(folder, found[number])
+            goes_on = rerun is not Rerun.all and _was_cut_off(found[number])
+            _put_aside(folder, found[number], configs[number] if goes_on else None)
     _hide_events(folder)
     kept = sum(1 for number in found if number not in numbers)
     notes = [
@@ -166,8 +170,18 @@ def left_to_run(folder: Path, planned: Sequence[Planned], rerun: Rerun | None) -
     return numbers
 
 
-def _put_aside(folder: Path, cell: Found) -> None:
+def _was_cut_off(cell: Found) -> bool:
+    """Whether a cell ended for a reason from outside, so that it may go on where it was."""
+    if cell.result is None:
+        return True
+    kind = (cell.result.get("error") or {}).get("kind")
+    return cell.result["status"] != "ok" and kind in ("crash", "hang", "interrupted")
+
+
+def _put_aside(folder: Path, cell: Found, config: dict[str, Any] | None = None) -> None:
     """Move what an earlier attempt has left of a cell to ``earlier/<cell>-<k>``.
+
+    Checkpoints of a run with just this `config` stay: the cell goes on from the newest one.
 
     There it is no cell for the report. Its event file gets another name, so that it is no run for
     TensorBoard: ``events.out.earlier.*``, which becomes one again with ``tfevents`` in its place.
@@ -180,7 +194,12 @@ def _put_aside(folder: Path, cell: Found) -> None:
     kept.mkdir(exist_ok=True)
     taken = {path.name for path in kept.iterdir()}
     k = next(k for k in range(1, len(taken) + 2) if f"{cell.folder}-{k}" not in taken)
+    newest = checkpoint.newest(folder / cell.folder)
     (folder / cell.folder).rename(kept / f"{cell.folder}-{k}")
+    if newest and config and config_hash(newest.state["config"]) == config_hash(config):
+        (folder / cell.folder).mkdir()
+        saved = checkpoint.folder_of(kept / f"{cell.folder}-{k}")
+        saved.rename(checkpoint.folder_of(folder / cell.folder))
     _hide_events(folder)
 
 
@@ -195,47 +214,3 @@ def _tidy(folder: Path) -> None:
     for path in folder.iterdir():
         if _CUT_OFF.match(path.name):
             path.unlink(missing_ok=True)
-
-
-def _wait_for_orphans(folder: Path) -> None:
-    """Wait until no process writes a file of the sweep any more.
-
-    The ranks of a sweep that was killed end by themselves, up to some seconds later; until then
-    they write into their cell's folder.
-
-    Raises:
-        ConfigError: one is still there, or a job of Slurm.
-    """
-    queued = scripts_below(str(folder.resolve()))
-    if queued:
-        raise ConfigError(
-            "resume",
-            str(folder),
-            f"Slurm jobs of the earlier start still wait or run: {' '.join(queued)}",
-            fix=f"wait for their end, or scancel {' '.join(queued)}",
-        )
-    holders = _holders(folder)
-    _, alive = psutil.wait_procs(holders, timeout=ORPHANS_S) if holders else ([], [])
-    if alive:
-        raise ConfigError(
-            "resume",
-            str(folder),
-            f"process {alive[0].pid} of the earlier start still runs",
-            fix="wait for its end, or end it",
-        )
-
-
-def _holders(folder: Path) -> list[psutil.Process]:
-    inside = f"{folder.resolve()}{os.sep}"
-    found = []
-    for process in psutil.process_iter():
-        try:
-            files = process.open_files()
-        except (psutil.Error, OSError):  # ended meanwhile, or another user's
-            continue
-        # A viewer may read; what cannot be told (not on Linux) counts as reading.
-        written = [file.path for file in files if getattr(file, "mode", "r") != "r"]
-        in_cells = [path for path in written if os.sep in path.removeprefix(inside)]
-        if process.pid != os.getpid() and any(path.startswith(inside) for path in in_cells):
-            found.append(process)
-    return found

@@ -54,7 +54,7 @@ def lock(folder: Path, key: str) -> SweepLock:
             raise ConfigError(
                 key,
                 str(folder),
-                "another process runs a sweep in this folder",
+                "another process works in this folder",
                 fix="wait for its end, or another folder",
             ) from None
         except OSError as error:  # a file system without locks

@@ -38,6 +38,7 @@ class Training:
         own_loss_first: bool = True,
     ) -> None:
         self.loss_of = loss_of
+        self.model = model  # not wrapped
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = optimizer
         self._scaler = scaler
@@ -106,6 +107,24 @@ class Training:
     def forget(self) -> None:
         """Throw the gradients away."""
         self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        """What goes on from step to step besides the model and the optimizer."""
+        return {
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "skipped": self._skipped,
+            "masked": self._masked.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        self._skipped = state["skipped"]
+        self._masked.load(state["masked"])
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result may not expect."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, final
 
+import psutil
 from torch._C._distributed_c10d import Store
 
 from dpexp.failures import LATE_PEER, LOST_PEER
@@ -51,9 +52,9 @@ class Witness:
     def first(self, own: ErrorRecord) -> ErrorRecord:
         """Why the round failed: this rank's error, or that of the rank which was the first."""
         own = replace(own, host=host_of(self.hosts, self.rank))
-        if own.type not in (LOST_PEER, LATE_PEER):
+        if own.type not in (LOST_PEER, LATE_PEER) and own.kind != "interrupted":
             return _within(ANSWER_S, lambda: self._said(own)) or own
-        answers = self._asked()
+        answers = _Answers([each for each in self.hosts if self.rank not in each["ranks"]])
         found = _within(WORDS_S + ANSWER_S, lambda: self._of_others(own, answers))
         return found or self._about(own, [], answers)
 
@@ -63,16 +64,40 @@ class Witness:
         return ErrorRecord(**json.loads(text))
 
     def _of_others(self, own: ErrorRecord, answers: _Answers) -> ErrorRecord:
-        """What another rank has said, else what this one can conclude from who is silent."""
-        self.store.set(f"left/{self.rank}", own.message)
+        """What another rank has said, else what this one can conclude from who says nothing."""
+        left = {"error": asdict(own), "dead": self._dead_here()}
+        self.store.set(f"left/{self.rank}", json.dumps(left))
         deadline_s = now_s() + WORDS_S
         while now_s() < deadline_s:
             if self.store.check(["failed"]):
                 return ErrorRecord(**json.loads(self.store.get("failed")))
             time.sleep(LOOK_S)
         ranks = [rank for each in self.hosts for rank in each["ranks"]]
-        silent = [rank for rank in ranks if not self.store.check([f"left/{rank}"])]
+        words = {
+            rank: json.loads(self.store.get(f"left/{rank}"))
+            for rank in ranks
+            if self.store.check([f"left/{rank}"])
+        }
+        stopped = [w["error"] for w in words.values() if w["error"]["kind"] == "interrupted"]
+        silent = [rank for rank in ranks if rank not in words]
+        if own.type != LATE_PEER:
+            silent = self._killed(words)
+            if stopped and not silent:
+                own = ErrorRecord(**stopped[0])
         return self._said(self._about(own, silent, answers))
+
+    def _killed(self, words: dict[int, Any]) -> list[int]:
+        """The ranks that are gone without a word; others may only wait for one that has left."""
+        dead = {rank for word in words.values() for rank in word["dead"]} - set(words)
+        for each in self.hosts:
+            if not set(each["ranks"]) & set(words):  # nobody there can say who lives
+                dead |= set(each["ranks"])
+        return sorted(dead)
+
+    def _dead_here(self) -> list[int]:
+        own = next(each for each in self.hosts if self.rank in each["ranks"])
+        ranks_and_pids = zip(own["ranks"], own["pids"], strict=True)
+        return [rank for rank, pid in ranks_and_pids if not _lives(pid)]
 
     def _about(self, own: ErrorRecord, silent: list[int], answers: _Answers) -> ErrorRecord:
         """This rank's error, with what is known of ranks and hosts that do not answer."""
@@ -88,12 +113,8 @@ class Witness:
         told, host = where(self.hosts, silent), host_of(self.hosts, silent[0])
         if own.type == LATE_PEER:
             return replace(own, message=f"{message}. Nothing was heard of {told}")
-        text = f"{told} ended without a word (killed?): {message}"
-        return replace(own, message=text, rank=silent[0], host=host)
-
-    def _asked(self) -> _Answers:
-        """Ask the other hosts whether they are there, all at once."""
-        return _Answers([each for each in self.hosts if self.rank not in each["ranks"]])
+        text = f"{told} ended without a word (killed?); then {message}"
+        return replace(own, kind="crash", message=text, rank=silent[0], host=host)
 
 
 @final
@@ -119,6 +140,13 @@ class _Answers:
         for thread in self._threads:
             thread.join(ANSWER_S)
         return [each for number, each in enumerate(self._hosts) if self._there.get(number) is False]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def answers_there(address: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,11 +17,13 @@ from omegaconf import OmegaConf
 from dpexp.assembly import put_together
 from dpexp.beside import Beside
 from dpexp.check_measuring import not_reached
+from dpexp.checkpoint import Checkpoint, attempts_before
+from dpexp.checkpointing import Checkpoints, carried_parity, find
 from dpexp.comm import Comm
 from dpexp.comm_recorder import CommRecorder
 from dpexp.compute import compute_of, peak_of
 from dpexp.config import to_plain
-from dpexp.device import forget_peaks, peak_device_bytes, peak_resident_bytes, prepare
+from dpexp.device import forget_peaks, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
 from dpexp.events.file import code_block
 from dpexp.feed import end_notes
@@ -33,6 +34,7 @@ from dpexp.parity import check_parity
 from dpexp.pause import Pause
 from dpexp.plan import RunPlan
 from dpexp.precision import set_float32
+from dpexp.rank_result import rank_result
 from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble, placed
@@ -49,7 +51,6 @@ from dpexp.sinks import (
 from dpexp.timing import make_clock
 from dpexp.tracing import take_trace
 from dpexp.tutorial import TutorialPrinter
-from dpexp.uncertainty import within_run
 from dpexp.weights import fingerprint, save_weights
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,6 @@ class RankJob:
     folder: Path
     # Once the ranks of an outer launcher have met:
     hosts: tuple[dict[str, Any], ...] = ()  # see hosts.py
-    restarts: dict[str, Any] | None = None
 
 
 Connect = Callable[[RankJob, int], tuple[Comm, RankJob]]
@@ -89,9 +89,13 @@ def run_rank(job: RankJob, rank: int, progress: Progress, connected: Connect) ->
         board.text("config", code_block(_yaml(to_plain(job.plan.config))))
         board.text("environment", code_block(_yaml(job.environment)))
     before_bytes = peak_resident_bytes()
-    parity, notes = _checked(job.plan, comm, device, progress)
+    found = find(job.folder, job.plan, comm)
+    if found is None:
+        parity, notes = _checked(job.plan, comm, device, progress)
+    else:
+        parity, notes = carried_parity(found, job.plan) if rank == 0 else (None, ())
     progress.parity = parity
-    own = _measure(job, comm, device, board, progress)
+    own = _measure(job, comm, device, board, progress, found)
     own = replace(own, parity=parity, notes=(*notes, *own.notes))
     # A DDP object that is alive when its process group is destroyed makes the rank abort or hang
     # now and then. _measure has dropped it; cycles in the user's model may still hold it.
@@ -106,7 +110,7 @@ def run_rank(job: RankJob, rank: int, progress: Progress, connected: Connect) ->
             compute = compute_of(job.plan, gathered, peak, before_bytes)
             gathered[0] = replace(gathered[0], compute=compute)
         result = assemble(job.plan, job.environment, gathered)
-        result = placed(result, job.hosts, job.restarts)
+        result = placed(result, job.hosts)
         write_timeline(job.folder / "timeline.json", gathered)
         shapes = [record for each in gathered for record in each.shapes]
         write_shapes(job.folder / "shapes.csv", shapes)
@@ -135,13 +139,20 @@ def _checked(
 
 
 def _measure(
-    job: RankJob, comm: Comm, device: torch.device, board: Sink | None, progress: Progress
+    job: RankJob,
+    comm: Comm,
+    device: torch.device,
+    board: Sink | None,
+    progress: Progress,
+    found: Checkpoint | None,
 ) -> RankResult:
     plan, config, rank = job.plan, job.plan.config, comm.rank
     set_float32(config.precision, device)
     clock = make_clock(device)
     shapes = ShapeLog(first_replica=rank)
-    built = put_together(plan, comm, device, clock, shapes)
+    first = 0 if found is None else found.step
+    again = found is not None or attempts_before(job.folder) > 0
+    built = put_together(plan, comm, device, clock, shapes, first, again=again)
     model, strategy, training, facts = built.model, built.strategy, built.training, built.facts
 
     if config.shapes.print:
@@ -149,7 +160,8 @@ def _measure(
     beside = Beside(plan, comm)
     with _sinks(job, comm, board, built.feed.steps) as sinks:
         collectives = None if strategy.log is None else CommRecorder(comm, clock)
-        recorder = Recorder(plan, comm, clock, sinks, strategy.loss_divisor, collectives)
+        recorder = Recorder(plan, comm, clock, sinks, strategy.loss_divisor, collectives, first)
+        saved = Checkpoints(job.folder, plan, comm, device, training, recorder, progress, found)
         work = Work(
             strategy,
             built.transfer,
@@ -164,23 +176,29 @@ def _measure(
         )
         pause = Pause(work, built, plan, comm, beside)
         report = partial(
-            _rank_result, plan, recorder, shapes, rank, str(device), built.notes, facts
+            rank_result, plan, recorder, shapes, rank, str(device), built.notes, facts, saved
         )
         with (
             watch_submodules(model, config.shapes.depth, shapes),
             torch.set_grad_enabled(training is not None),
             _flushed(recorder, progress, report),
         ):
+            gone_on = saved.begin()
+            progress.begin()
+            work = replace(work, first=first, due=saved.due, between=saved.between)
             run_steps(
                 built.transfer.ahead(built.feed.batches),
-                replace(work, pause_after=config.warmup_steps - 1, pause=pause),
+                replace(work, pause_after=first + config.warmup_steps - 1, pause=pause),
             )
     progress.phase = "finish"
     with_surroundings = beside.end(recorder.measured_global_rows)
+    saved.end()
     late = (
-        *end_notes(config, built.feed, recorder.steps, recorder.epochs),
+        *gone_on,
+        *saved.notes(),
+        *end_notes(config, built.feed, first + recorder.steps, recorder.epochs),
         *recorder.end_notes(),
-        *not_reached(config, recorder.steps),
+        *not_reached(config, first + recorder.steps),
         *strategy.notes,
         *_made_late(model, facts["parameter_tensors"]),
         *(() if training is None else training.notes()),
@@ -260,40 +278,6 @@ def _flushed(
             log.exception("the last steps could not be written")
         progress.partial = report()
         raise  # the reason why the steps ended, not what writing them met
-
-
-def _rank_result(
-    plan: RunPlan,
-    recorder: Recorder,
-    shapes: ShapeLog,
-    rank: int,
-    device: str,
-    notes: tuple[str, ...],
-    facts: dict[str, Any],
-) -> RankResult:
-    return RankResult(
-        rank=rank,
-        steps=recorder.steps,
-        measured_steps=recorder.measured_steps,
-        rows_seen=recorder.rows_seen,
-        measured_global_rows=recorder.measured_global_rows,
-        wall_s=recorder.wall_s,
-        recording_s=recorder.recording_s,
-        timing=recorder.timing(),
-        peak_bytes=peak_resident_bytes(),
-        peak_device_bytes=peak_device_bytes(plan, rank),
-        losses=(recorder.first_loss, recorder.last_loss),
-        threads=torch.get_num_threads(),
-        device=device,
-        pid=os.getpid(),
-        shapes=shapes.records(),
-        notes=notes,
-        model=facts,
-        comm=recorder.comm_summary(),
-        uncertainty=within_run(recorder.step_seconds(), recorder.measured_global_rows)
-        if rank == 0
-        else None,
-    )
 
 
 def _yaml(plain: dict[str, Any]) -> str:

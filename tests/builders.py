@@ -248,6 +248,9 @@ class FakeComm(Comm):
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         return None
 
+    def aside(self) -> None:
+        return None
+
     def close(self) -> None:
         return None
 

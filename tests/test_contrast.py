@@ -106,6 +106,13 @@ def test_a_failed_parity_check_is_not_compared() -> None:
     assert not compared(bad, two(100.0)).fails
 
 
+def test_a_run_that_went_on_from_a_checkpoint_is_not_compared() -> None:
+    bad = two(100.0, checkpoint={"gone_on_from": 20})
+    found = compared(two(100.0), bad)
+    assert found.reason == "went on from a checkpoint after 20 steps (in B)"
+    assert (found.verdict, found.fails) == (NOT_COMPARABLE, False)
+
+
 def test_a_run_without_measured_steps_has_nothing_to_compare() -> None:
     empty = two(100.0, throughput={"samples_per_s": None})
     assert compared(two(100.0), empty).reason == "no step was measured in B"

@@ -65,61 +65,6 @@ def test_an_interactive_slurm_shell_is_no_outer_launcher(variables: dict[str, st
     assert env.outer_launcher() is None
 
 
-STEP = {
-    "SLURM_JOB_ID": "70",
-    "SLURM_STEP_ID": "2",
-    "SLURM_PROCID": "4",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_NUM_TASKS": "5",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
-    "SLURM_STEP_NODELIST": "n[0-2]",
-}
-
-
-def test_a_task_of_srun_knows_its_place(variables: dict[str, str]) -> None:
-    assert env.slurm_step() is None
-    variables.update(STEP)
-    assert env.slurm_step() == env.SlurmStep(70, 2, 4, 0, 5, 1, "n[0-2]")
-    variables["SLURM_NODEID"] = "1"
-    step = env.slurm_step()
-    assert step is not None
-    assert step.local_world_size == 2
-
-
-def test_a_task_of_srun_becomes_a_rank_as_if_torchrun_had_started_it(
-    variables: dict[str, str],
-) -> None:
-    variables.update(STEP, TORCHELASTIC_USE_AGENT_STORE="True", RANK="1", WORLD_SIZE="9")
-    step = env.slurm_step()
-    assert step is not None
-    for _ in range(2):  # what is set by now is not asked for again
-        outer = env.take_rank(step, iter(["10.0.0.1"]).__next__, 21122)
-        assert outer == env.outer_launcher()
-        assert (outer.rank, outer.local_rank, outer.world_size) == (4, 0, 5)
-        assert (outer.local_world_size, outer.run_id, outer.name) == (1, "slurm-70.2", "Slurm")
-        assert (outer.master_addr, outer.master_port) == ("10.0.0.1", 21122)
-        assert not outer.agents_store  # rank 0 has the store
-
-
-def test_an_address_that_the_user_has_set_is_taken(variables: dict[str, str]) -> None:
-    variables.update(STEP, MASTER_ADDR="10.0.0.9", MASTER_PORT="29600")
-    step = env.slurm_step()
-    assert step is not None
-    outer = env.take_rank(step, iter([]).__next__, 21122)
-    assert (outer.master_addr, outer.master_port) == ("10.0.0.9", 29600)
-
-
-def test_a_job_of_an_array_is_called_as_slurm_calls_it(variables: dict[str, str]) -> None:
-    assert env.slurm_job() is None
-    assert env.slurm_tasks() == 1
-    variables.update(SLURM_JOB_ID="71", SLURM_NTASKS="4")
-    assert env.slurm_job() == "71"
-    assert env.slurm_tasks() == 4
-    variables.update(SLURM_ARRAY_JOB_ID="70", SLURM_ARRAY_TASK_ID="1")
-    assert env.slurm_job() == "70_1"
-
-
 @pytest.mark.parametrize(
     ("raw", "threads"),
     [("2", 2), (" 3 ", 3), ("4,2", 4), ("", None), ("0", None), ("-1", None), ("many", None)],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 import dpexp
 from dpexp import env, server
-from dpexp.comm import loopback_interface
+from dpexp.network import loopback_interface
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -315,38 +313,6 @@ def test_variables_and_folder_are_those_of_the_run_and_not_of_the_fork_server(
         assert variables["A_WORD_FOR_THE_RANKS"] == "hello, ranks=2"
         assert "PATH" not in variables
         assert entries(workdir / "folder", rank) == [str(workdir)]
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="only root may list connections there")
-def test_nothing_listens_beyond_loopback_during_a_ddp_run(tmp_path: Path) -> None:
-    slow = ("model=custom", "model._target_=usercode.Slow", "+model.seconds=0.1")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dpexp", *DDP2, *slow, "task=train", "epochs=null", "steps=1000"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + SOON_S
-        while not has_rows(tmp_path):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        parent = psutil.Process(process.pid)
-        tree = [parent, *parent.children(recursive=True)]
-        connections = [each for one in tree for each in one.net_connections(kind="inet")]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=SOON_S)
-    assert len(tree) >= 4  # the parent, the fork server and two ranks
-    assert any(each.status == psutil.CONN_LISTEN for each in connections)
-    assert {each.laddr.ip for each in connections} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-
-
-def has_rows(work: Path) -> bool:
-    tables = list(work.glob("outputs/runs/*/*/steps.rank1.csv"))
-    return bool(tables) and len(tables[0].read_text(encoding="utf-8").splitlines()) > 1
 
 
 # Threads

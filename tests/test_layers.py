@@ -25,11 +25,13 @@ LAYERS: dict[int, list[str]] = {
         "clocks",
         "comparing",
         "env",
+        "env_slurm",
         "errors",
         "exposure",
         "extras",
         "files",
         "identity",
+        "leftover",
         "provenance",
         "soundness",
         "rates",
@@ -61,6 +63,7 @@ LAYERS: dict[int, list[str]] = {
         "plan",
         "repeats",
         "resuming",
+        "checkpoint",
         "help_text",
         "results",
         "quick_end",
@@ -68,6 +71,7 @@ LAYERS: dict[int, list[str]] = {
         "slurm",
         "slurm_requests",
         "logs",
+        "network",
         "stopping",
     ],
     2: [
@@ -87,6 +91,8 @@ LAYERS: dict[int, list[str]] = {
         "feed",
         "transfer",
         "precision",
+        "carried",
+        "checkpoint_storage",
         "sensors",
         "nvml",
         "machine",
@@ -141,6 +147,8 @@ LAYERS: dict[int, list[str]] = {
     4: [
         "assembly",
         "calibration",
+        "checkpoint_state",
+        "checkpointing",
         "comm_recorder",
         "comm_times",
         "pause",
@@ -153,6 +161,7 @@ LAYERS: dict[int, list[str]] = {
         "parity",
         "tutorial",
         "worker",
+        "rank_result",
         "failures",
         "witness",
         "lifeline",
@@ -173,6 +182,9 @@ LAYERS: dict[int, list[str]] = {
     ],
     5: [
         "launch",
+        "restarting",
+        "going_on",
+        "orphans",
         "agent",
         "watchdog",
         "causes",
@@ -228,6 +240,7 @@ LAYERS: dict[int, list[str]] = {
         "report.selection",
         "report.single",
         "report.tables",
+        "report.trust",
         "report.waterfall",
     ],
     6: [
@@ -249,6 +262,8 @@ WITHOUT_TORCH = [
     "job_config",
     "sweep_lock",
     "sweep_folder",
+    "going_on",
+    "orphans",
     "launchers",
     "launched_cell",
     "launcher_fixes",
@@ -427,7 +442,8 @@ def uses_of(module: str, attributes: set[str]) -> dict[str, list[int]]:
 
 
 def test_only_env_touches_the_environment() -> None:
-    assert uses_of("os", {"environ", "environb", "getenv", "putenv", "unsetenv"}).keys() == {"env"}
+    found = uses_of("os", {"environ", "environb", "getenv", "putenv", "unsetenv"})
+    assert found.keys() == {"env", "env_slurm"}
 
 
 def test_only_timing_reads_clocks() -> None:

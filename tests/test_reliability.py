@@ -21,7 +21,7 @@ from benchmarks.reliability.tries import sweep_try
 QUICK = (
     ("exception in a hook of backward", 2),
     ("exception in a loader worker", 1),
-    ("stale torchrun variables, all of them, a single run", 2),
+    ("stale torchrun variables, all of them", 2),
 )
 
 

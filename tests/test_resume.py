@@ -126,7 +126,7 @@ def test_from_python_with_repeats_too(workdir: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("resume=last",), "a single run cannot be gone on with yet"),
+        (("task=train", "resume=last"), "does not say which run is to be gone on with"),
         (("-m", "rerun=all"), "none is given. Try: resume=last"),
         (("-m", "resume=last"), "there is no sweep below outputs/sweeps"),
         (("-m", "resume=nowhere"), "there is no sweep in this folder"),

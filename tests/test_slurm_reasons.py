@@ -9,7 +9,7 @@ import pytest
 from builders import make_run_result
 
 from dpexp import slurm
-from dpexp.env import SlurmStep
+from dpexp.env_slurm import Step
 from dpexp.errors import ConfigError
 from dpexp.records import ErrorRecord
 from dpexp.slurm import NoAnswerError, SlurmJob
@@ -53,11 +53,19 @@ def test_a_command_that_is_missing_or_hangs_is_no_answer(
     monkeypatch.setenv("PATH", str(commands))
     with pytest.raises(NoAnswerError, match="squeue is not installed here"):
         slurm.jobs(["7"])
-    assert slurm.scripts_below("/sweep") == []
+    slurm.refuse_jobs_below(commands)
     monkeypatch.setattr(slurm, "ANSWER_S", 0.2)
     program(commands, "squeue", "exec /bin/sleep 20")
     with pytest.raises(NoAnswerError, match=r"did not answer within 0\.2 s"):
         slurm.jobs(["7"])
+
+
+def test_a_sweep_does_not_go_on_while_its_jobs_wait(commands: Path, tmp_path: Path) -> None:
+    place = tmp_path / "sweep"
+    program(commands, "squeue", f"echo '7_0|{place}/.submitit/a.sh'; echo '8|/else/.submitit/b.sh'")
+    with pytest.raises(ConfigError, match=r"resume=.*still wait or run: 7_0\. Try: .*scancel 7_0"):
+        slurm.refuse_jobs_below(place)
+    slurm.refuse_jobs_below(tmp_path / "sweep2")
 
 
 @pytest.mark.parametrize(
@@ -136,10 +144,10 @@ def test_the_first_node_is_at_its_name_or_at_the_address_that_slurm_has(commands
 
 
 def test_steps_and_jobs_have_ports_of_their_own() -> None:
-    steps = [SlurmStep(job, step, 0, 0, 2, 2, "n0") for job in (70, 71) for step in (0, 1)]
+    steps = [Step(job, step, 0, 0, 2, 2, "n0") for job in (70, 71) for step in (0, 1)]
     ports = [slurm.port_of(step) for step in steps]
     assert ports == [21120, 21121, 21136, 21137]
-    assert slurm.port_of(SlurmStep(10**9, 3, 0, 0, 2, 2, "n0")) < 32000
+    assert slurm.port_of(Step(10**9, 3, 0, 0, 2, 2, "n0")) < 32000
 
 
 def test_without_srun_its_tasks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

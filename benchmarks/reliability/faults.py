@@ -80,7 +80,6 @@ class Fault:
         ranks: 1 = under none, else under ddp.
         strike: from outside, once some steps are recorded.
         background: started as by a script's `&`.
-        single: a run, not a sweep.
         around: the surroundings of the command; may give variables.
         variables: of the environment, by the number of the try.
     """
@@ -93,7 +92,6 @@ class Fault:
     overrides: tuple[str, ...] = ()
     strike: Strike | None = None
     background: bool = False
-    single: bool = False
     around: Callable[[Scene], AbstractContextManager[dict[str, str] | None]] | None = None
     variables: Callable[[int], dict[str, str]] = field(default=lambda number: {})
 
@@ -243,18 +241,6 @@ SWEEPS = (
         "stale torchrun variables, all but TORCHELASTIC_RUN_ID", FINE, ranks=2,
         variables=lambda number: {k: v for k, v in TORCHRUN.items() if "ELASTIC" not in k},
     ),
-    Fault(
-        "stale torchrun variables, all of them",
-        Ends(1, NONE, "torchrun", goes_on=False, begins=False), ranks=2, variables=stale,
-    ),
-    Fault(
-        f"stale torchrun variables, all of them, a single run (parallel.timeout_s={TIME_S})",
-        Ends(
-            1, "failed (crash)|failed (hang)|failed (user_error)", "unset TORCHELASTIC_RUN_ID",
-            goes_on=False, begins=False,
-        ),
-        ranks=2,
-        overrides=(f"parallel.timeout_s={TIME_S}",), variables=stale, single=True,
-    ),
+    Fault("stale torchrun variables, all of them", FINE, ranks=2, variables=stale),
     Fault("stale Slurm variables", FINE, ranks=2, variables=lambda number: SLURM),
 )  # fmt: skip

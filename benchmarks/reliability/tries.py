@@ -86,10 +86,6 @@ def _nothing(_scene: Scene) -> nullcontext[None]:
 def _struck(fault: Fault, scene: Scene, variables: dict[str, str], resume: bool) -> Seen:
     chosen = (f"+model.how={fault.how}", f"+model.rank={fault.rank}", *fault.overrides)
     arguments = [*COMMON, *SPREAD[fault.ranks], *chosen, IN_FOLDER]
-    if fault.single:
-        shared = [each for each in COMMON if each != "-m" and "model.cell" not in each]
-        where = f"hydra.run.dir={SWEEP}/{STRUCK_CELL}_single"
-        arguments = [*shared, "+model.cell=0", *SPREAD[fault.ranks], *chosen, where]
     if fault.surroundings:
         mark(str(scene.place))  # all the time
     before: dict[Path, Snapshot] = {}

@@ -9,6 +9,7 @@ from dpexp.report.cells import Run
 from dpexp.report.numbers import percent
 from dpexp.report.scaling import Cell
 from dpexp.report.selection import MOST_BOARDS, SUSPECT, named
+from dpexp.report.trust import went_on
 
 EMULATED = (
     "dp ran on virtual devices that share the CPU (emulated): its times show what dp's four steps "
@@ -37,6 +38,12 @@ def warnings_of(cells: Sequence[Cell], runs: Mapping[str, Run]) -> tuple[str, ..
         (cell.folder, f"disturbed on purpose: {text}")
         for cell in cells
         for text in runs[cell.folder].get("injected") or ()
+    )
+    lines += _alike(
+        (name, f"{text}: its figures are not compared with those of others")
+        for cell in cells
+        for name in cell.folders
+        if (text := went_on(runs[name])) is not None
     )
     return tuple(lines)
 

@@ -11,6 +11,7 @@ from dpexp.provenance import with_notes
 from dpexp.report.cells import Run, group_of, members, settings_of
 from dpexp.report.intervals import figures_against, own_figures, samples_of
 from dpexp.report.parity import parity_failed
+from dpexp.report.trust import untrusted, went_on
 from dpexp.report.waterfall import Waterfall, waterfall
 
 _WORST_FIRST = ("interrupted", "failed", "ok", "skipped")
@@ -75,7 +76,7 @@ def analyse(runs: dict[str, Run]) -> list[Cell]:
     `num_devices`. The baseline is the smallest `none` cell, or the strategy's own smallest device
     count where there is no `none`. Under strong scaling the global batch is the same, so the
     ratio of throughputs is T1/Tn; under weak scaling it is the ratio of rows done per second.
-    A cell that failed its parity check has no speed-up, and is no baseline.
+    A cell that failed its parity check, or did not run in one go, has no speed-up and is no baseline.
 
     Args:
         runs: ``run.json`` data by folder name, in the order of the sweep.
@@ -100,7 +101,8 @@ def _cell(
     failures = [name for name in folders if name not in ok]
     first = [*rated, *ok, *folders][0]
     run = runs[first]
-    broken = next((why for name in ok if (why := parity_failed(runs[name])) is not None), None)
+    doubted = [*map(parity_failed, map(runs.__getitem__, ok)), *(went_on(runs[n]) for n in rated)]
+    broken = next((why for why in doubted if why is not None), None)
     batch = run.get("batch") or {}
     done = [runs[name] for name in ok or folders]
     p50s = [p50 for each in done if (p50 := _p50(each)) is not None]
@@ -164,7 +166,7 @@ def _baselines(
     """
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for folders in rated:
-        if not folders or any(parity_failed(runs[name]) is not None for name in folders):
+        if not folders or any(untrusted(runs[name]) is not None for name in folders):
             continue
         run = runs[folders[0]]
         key = (group_of(run), run["parallel"])
@@ -175,7 +177,10 @@ def _baselines(
 
 
 def _rated(folders: Sequence[str], runs: dict[str, Run]) -> tuple[str, ...]:
-    return tuple(name for name in folders if samples_of(runs[name]) is not None)
+    """The runs whose rate is the cell's: where some ran in one go, those that did not are left out."""
+    timed = [name for name in folders if samples_of(runs[name]) is not None]
+    steady = [name for name in timed if went_on(runs[name]) is None]
+    return tuple(steady or timed)
 
 
 def _p50(run: Run) -> float | None:

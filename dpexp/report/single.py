@@ -13,6 +13,7 @@ from rich.table import Table
 from dpexp.records import DP_PARTS, PHASES
 from dpexp.report.parity import parity_line
 from dpexp.report.tables import number, pointers
+from dpexp.report.trust import went_on
 
 # Parts of forward and backward; the last one is no part of the step's time.
 COMM_NAMES = {
@@ -45,7 +46,13 @@ def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
 
 def _remarks(run: dict[str, Any]) -> list[str]:
     """What else there is to say, a line each."""
-    lines = [interval_line(run), straggler_line(run), calibration_line(run), parity_line(run)]
+    lines = [
+        interval_line(run),
+        straggler_line(run),
+        calibration_line(run),
+        parity_line(run),
+        went_on(run),
+    ]
     return [line for line in lines if line is not None]
 
 

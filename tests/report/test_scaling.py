@@ -273,6 +273,35 @@ def test_a_cell_that_failed_parity_has_a_rate_but_no_speed_up() -> None:
     assert cells[1].reason == "parity failed: losses differ"
 
 
+WENT_ON = {"gone_on_from": 20}
+AGAIN = {"count": 1, "causes": [], "lost_s": 2.5}
+
+
+def test_a_cell_that_did_not_run_in_one_go_has_no_speed_up_and_is_no_baseline() -> None:
+    cells = analyse(
+        {
+            "0_none_n1": run(checkpoint=WENT_ON),
+            "1_ddp_n1": run("ddp", 1, 50.0, checkpoint={"gone_on_from": None}),
+            "2_ddp_n2": run("ddp", 2, 75.0, restarts=AGAIN, checkpoint=WENT_ON),
+        }
+    )
+    assert figures(cells) == {
+        "0_none_n1": (None, None, None),
+        "1_ddp_n1": (1.0, 1.0, "1_ddp_n1"),
+        "2_ddp_n2": (None, None, "1_ddp_n1"),
+    }
+    assert cells[0].reason == "went on from a checkpoint after 20 steps"
+    assert cells[2].reason == "started again 1 time after a rank was lost, 2.5 s lost"
+
+
+def test_of_repeats_those_that_did_not_run_in_one_go_are_left_out_of_the_rate() -> None:
+    first, second = (
+        run(rate=rate, config={"repeat": k, "repeats": 2}) for k, rate in enumerate((100.0, 40.0))
+    )
+    cells = analyse({"0_none_n1": first, "1_none_n1": {**second, "checkpoint": WENT_ON}})
+    assert [(cell.repeats, cell.samples_per_s, cell.speedup) for cell in cells] == [(2, 100.0, 1.0)]
+
+
 def test_a_cell_that_failed_parity_is_no_baseline() -> None:
     cells = analyse(
         {

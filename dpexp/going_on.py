@@ -1,0 +1,74 @@
+"""A single run that goes on with an earlier one, in its folder. No torch."""
+
+from __future__ import annotations
+
+import atexit
+from pathlib import Path
+
+from dpexp import checkpoint
+from dpexp.cell import announce
+from dpexp.checkpoint import Checkpoint
+from dpexp.compose import RUNS
+from dpexp.config import to_plain
+from dpexp.errors import ConfigError
+from dpexp.orphans import wait_for_orphans
+from dpexp.resuming import refuse_other_run
+from dpexp.schema import Config
+from dpexp.sweep_lock import lock
+
+_WAY_OUT = "no resume, which begins anew, with checkpoint.every_s=… or checkpoint.every_steps=…"
+
+
+def folder_to_go_on_in(config: Config, named: Path | None) -> Path:
+    """The folder of the run that `resume` names, or the newest one that has a checkpoint.
+
+    Args:
+        named: the folder that the run is told to write to (``hydra.run.dir``), if it is.
+
+    Raises:
+        ConfigError: there is none, it has no checkpoint, or that is of a run with another config.
+    """
+    if isinstance(config.resume, str):
+        run = Path(config.resume)
+    else:
+        run = _newest_run() if named is None else named
+    found = checkpoint.newest(run)
+    if found is None:
+        what = "no whole checkpoint in this folder" if run.is_dir() else "no such folder"
+        raise ConfigError("resume", str(run), f"there is {what}", fix=_WAY_OUT)
+    refuse_other_run(str(run), found.state["config"], to_plain(config))
+    return run
+
+
+def take_over(run: Path) -> None:
+    """Make the folder of a run ready for another attempt: what there is of it lies aside.
+
+    Only this process may work there until it ends.
+
+    Raises:
+        ConfigError: another process does.
+    """
+    atexit.register(lock(run, "resume").release)
+    wait_for_orphans(run, in_cells=False)
+    kept = checkpoint.put_aside(run, also=(".hydra",))
+    found = checkpoint.newest(run)
+    step = 0 if found is None else found.step
+    aside = "" if kept is None else f"; what it had written so far is in {kept}"
+    announce([f"{run} goes on from step {step}{aside}"])
+
+
+def _newest_run() -> Path:
+    """Of the runs that have a whole checkpoint."""
+    base = Path(RUNS)
+    found = [(run, whole) for run in base.glob("*/*") if (whole := checkpoint.newest(run))]
+    if not found:
+        raise ConfigError(
+            "resume", True, f"there is no run with a checkpoint below {base}", fix=_WAY_OUT
+        )
+    return max(found, key=_begun)[0]
+
+
+def _begun(found: tuple[Path, Checkpoint]) -> tuple[str, str, float]:
+    run, newest = found
+    # A folder is called by date and second; two of one second are told apart by their checkpoints.
+    return run.parent.name, run.name[: len("00-00-00")], newest.state["taken_unix_s"]
