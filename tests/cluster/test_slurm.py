@@ -91,11 +91,11 @@ def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_re
     slurm: SlurmCluster, here: Path
 ) -> None:
     before = set(slurm.jobs())
-    arguments = shown(
-        SWEEP, "device=cpu", "hydra.sweep.dir=sweep",
+    added = (
+        "device=cpu", "hydra.sweep.dir=sweep",
         "model=custom", "model._target_=userlaunched.Told", "+model.how=wait",
     )  # fmt: skip
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as sweep:
+    with subprocess.Popen(shown(SWEEP, *added), stderr=subprocess.PIPE, text=True) as sweep:
         wait_for(6, "sweep/*/steps.rank0.csv", sweep)
         jobs = {name: job for name, job in slurm.jobs().items() if name not in before}
         names = {job["ArrayTaskId"]: name for name, job in jobs.items()}
@@ -133,7 +133,7 @@ def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_re
     assert {each["Requeue"] for each in jobs.values()} == {"0"}
     assert not any("TresPerNode" in each for each in jobs.values())
 
-    again = run(*arguments, f"resume={here / 'sweep'}")
+    again = run(*shown(SWEEP, *added, f"resume={here / 'sweep'}"))
     assert again.returncode == 0, again.stderr
     assert "4 of 6 cells stay as they are, 2 run" in again.stderr
     assert {each["status"] for each in results(here / "sweep").values()} == {"ok"}
