@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from dpexp import env
 from dpexp.clocks import ClockOffset, clock_key, closest
@@ -25,8 +26,11 @@ _BYTE = torch.uint8
 _LENGTH_BYTES = 8
 
 
-def connect(plan: RunPlan, rank: int) -> Comm:
+def connect(plan: RunPlan, rank: int, store: Store | None = None) -> Comm:
     """The communicator of this rank.
+
+    Args:
+        store: where the ranks find each other; None = the one that the environment names.
 
     Raises:
         ConfigError: the network interface that the environment names is not there.
@@ -37,7 +41,8 @@ def connect(plan: RunPlan, rank: int) -> Comm:
     try:
         dist.init_process_group(
             plan.backend,
-            init_method="env://",
+            init_method="env://" if store is None else None,
+            store=store,
             rank=rank,
             world_size=plan.num_processes,
             timeout=timedelta(seconds=plan.config.parallel.timeout_s),
