@@ -115,7 +115,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
     emulated = strategy is StrategyName.dp and device_type == "cpu"
     processes_here = 1 if strategy in ONE_PROCESS else here
     threads = threads_of(
-        facts.requested_threads, facts.cores, num_devices, processes_here, core_each=config.pin
+        facts.requested_threads, facts.cores, here, processes_here, core_each=config.pin
     )
     if config.pin:
         needed = cores_needed(threads, num_devices, num_processes)
