@@ -40,12 +40,13 @@ NAMES = {
         check_workloads collate comm_recorder comm_times comparing compose composing
         config contrast cut device env equality errors evaluate experiments exposure
         extra_work extras failures feed files full_disk gpt inspect job_config judge
-        launched_ranks launchers launching loading losses masking metrics models nvml
+        launched_ranks launchers launching leftover loading losses masking metrics models
+        network nvml
         odd_text optimizers packaging pairing parity plan plan_workloads precision
         preload prepare provenance publishing rates records reference repeating repeats
         results resume resuming run_folder schedule shapes soundness stats stragglers
         streams sweep synthetic tolerance tracing training transfer tutorial uncertainty
-        uncut weights
+        uncut weights wire
     """,
 }
 MODULES = frozenset(
