@@ -18,8 +18,11 @@ from dpexp.clocks import ClockOffset, clock_key, closest
 from dpexp.errors import ConfigError
 from dpexp.plan import RunPlan
 from dpexp.timing import host_s
+from dpexp.wire import pack, unpack_all
 
 CLOCK_ROUNDS = 16
+_BYTE = torch.uint8
+_LENGTH_BYTES = 8
 
 
 def connect(plan: RunPlan, rank: int) -> Comm:
@@ -150,12 +153,20 @@ class TorchComm(Comm):
         )
 
     def gather(self, value: Any) -> list[Any] | None:
-        first = self.rank == 0
-        received: list[Any] | None = [None] * self.world_size if first else None
-        # torch pads what each rank sends to the length of the longest. Rank 0's own, which knows
-        # of all ranks, is the longest, and it is here already.
-        dist.gather_object(None if first else value, received, dst=0, group=self._group)
-        return received and [value, *received[1:]]
+        # Not torch's gather_object, which unpickles whatever comes. All that a rank sends is as
+        # long as the longest; rank 0's own, which knows of all ranks, is that, and it is here.
+        packed = pack(value)
+        sent = b"" if self.rank == 0 else packed
+        longest = int(self.highest(torch.tensor([len(sent)])).item())
+        row = len(sent).to_bytes(_LENGTH_BYTES, "little") + sent
+        padded = torch.frombuffer(bytearray(row.ljust(_LENGTH_BYTES + longest, b"\0")), dtype=_BYTE)
+        received = self.collect(padded)
+        if received is None:
+            return None
+        rows = (each.numpy().tobytes() for each in received[1:])
+        parts = ((row[:_LENGTH_BYTES], row[_LENGTH_BYTES:]) for row in rows)
+        said = (rest[: int.from_bytes(length, "little")] for length, rest in parts)
+        return [value, *unpack_all(said, packed)]
 
     def collect(self, values: torch.Tensor) -> torch.Tensor | None:
         received = None

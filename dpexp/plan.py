@@ -102,7 +102,7 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
     check_precision(config, device_type)
     check_preparation(config, device_type)
     batch_rows = int(config.batch_size) * (num_devices if config.scaling is Scaling.weak else 1)
-    batch_rows_per_device = max(chunk_sizes(batch_rows, num_devices))
+    batch_rows_per_device = -(-batch_rows // num_devices)  # of the largest chunk
     _check_rows(config, batch_rows_per_device)
     emulated = strategy is StrategyName.dp and device_type == "cpu"
     threads = threads_of(
@@ -255,11 +255,11 @@ def _notes(
             f"{num_devices} devices share {facts.cores} cores: "
             "their times include waiting for a core"
         )
-    chunks = chunk_sizes(batch_rows, num_devices)
     if batch_rows % num_devices:
+        chunks = _listed(chunk_sizes(batch_rows, num_devices))
         notes.append(
             f"batch_size {batch_rows} is not divisible by num_devices {num_devices}: "
-            f"the devices get {_listed(chunks)} rows; gradients are weighted by rows"
+            f"the devices get {chunks} rows; gradients are weighted by rows"
         )
     if config.prepare.sync_batchnorm and num_devices == 1:
         notes.append(

@@ -13,6 +13,7 @@ from dpexp.records import STEP_TABLES
 from dpexp.resuming import LAST
 
 JOBS = "dpexp_jobs"  # a key of the record: how many runs the sweep has
+DRAW = "dpexp_draw"  # a key of the record: what the order of shuffle() was drawn from
 RECORD = "multirun.yaml"
 LOCK = ".lock"
 

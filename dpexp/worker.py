@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from dpexp.assembly import put_together
+from dpexp.assembly import Assembly, put_together
 from dpexp.beside import Beside
+from dpexp.brought import gather_results
 from dpexp.check_measuring import not_reached
 from dpexp.checkpoint import Checkpoint, attempts_before
 from dpexp.checkpointing import Checkpoints, carried_parity, find
@@ -27,7 +28,6 @@ from dpexp.device import forget_peaks, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
 from dpexp.events.file import code_block
 from dpexp.feed import end_notes
-from dpexp.gathering import gather_results
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.metrics import Scoring
 from dpexp.parallel import Strategy
@@ -39,6 +39,7 @@ from dpexp.rank_result import rank_result
 from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble
+from dpexp.schema import Config
 from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import (
     ProgressSink,
@@ -49,7 +50,7 @@ from dpexp.sinks import (
     write_shapes,
     write_timeline,
 )
-from dpexp.timing import make_clock
+from dpexp.timing import Clock, make_clock
 from dpexp.tracing import take_trace
 from dpexp.tutorial import TutorialPrinter
 from dpexp.weights import fingerprint, save_weights
@@ -155,18 +156,7 @@ def _measure(
         collectives = None if strategy.log is None else CommRecorder(comm, clock)
         recorder = Recorder(plan, comm, clock, sinks, strategy.loss_divisor, collectives, first)
         saved = Checkpoints(job.folder, plan, comm, device, training, recorder, progress, found)
-        work = Work(
-            strategy,
-            built.transfer,
-            clock,
-            recorder,
-            shapes,
-            progress,
-            built.split,
-            built.autocast,
-            training,
-            built.scoring,
-        )
+        work = _work(built, clock, recorder, shapes, progress)
         pause = Pause(work, built, plan, comm, beside)
         report = partial(
             rank_result, plan, recorder, shapes, rank, str(device), built.notes, facts, saved
@@ -186,16 +176,7 @@ def _measure(
     progress.phase = "finish"
     with_surroundings = beside.end(recorder.measured_global_rows)
     saved.end()
-    late = (
-        *gone_on,
-        *saved.notes(),
-        *end_notes(config, built.feed, first + recorder.steps, recorder.epochs),
-        *recorder.end_notes(),
-        *not_reached(config, first + recorder.steps),
-        *strategy.notes,
-        *_made_late(model, facts["parameter_tensors"]),
-        *(() if training is None else training.notes()),
-    )
+    late = (*gone_on, *saved.notes(), *_late_notes(config, built, recorder, first))
     done = with_surroundings(report())
 
     def trace() -> None:
@@ -205,6 +186,36 @@ def _measure(
     done = _finished(job, strategy, model, done, facts, built.scoring, trace)
     comm_summary = None if done.comm is None else {**done.comm, "calibration": pause.calibration}
     return replace(done, notes=(*done.notes, *late), comm=comm_summary)
+
+
+def _work(
+    built: Assembly, clock: Clock[Any], recorder: Recorder, shapes: ShapeLog, progress: Progress
+) -> Work:
+    return Work(
+        built.strategy,
+        built.transfer,
+        clock,
+        recorder,
+        shapes,
+        progress,
+        built.split,
+        built.autocast,
+        built.training,
+        built.scoring,
+    )
+
+
+def _late_notes(config: Config, built: Assembly, recorder: Recorder, first: int) -> tuple[str, ...]:
+    """What is known after the last step only."""
+    steps = first + recorder.steps
+    return (
+        *end_notes(config, built.feed, steps, recorder.epochs),
+        *recorder.end_notes(),
+        *not_reached(config, steps),
+        *built.strategy.notes,
+        *_made_late(built.model, built.facts["parameter_tensors"]),
+        *(() if built.training is None else built.training.notes()),
+    )
 
 
 def _made_late(model: torch.nn.Module, before: int) -> tuple[str, ...]:

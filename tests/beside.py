@@ -20,7 +20,7 @@ NAMES = {
         ended event_file hparams layout
     """,
     "extras": """
-        hub library_models vision
+        hub launcher_plugins library_models trackers vision
     """,
     "parallel": """
         ddp dp fsdp hooks replicas virtual
@@ -34,7 +34,8 @@ NAMES = {
         sink_csv sink_facts sink_tensorboard sink_timeline
     """,
     "": """
-        accumulation anatomy arrays bad_input batch_search batches build calibration
+        accumulation anatomy anatomy_buckets anatomy_models arrays bad_input batch_search
+        batches build calibration
         calibration_restores careful causes check check_measuring check_sinks
         check_workloads collate comm_recorder comm_times comparing compose composing
         config contrast cut device env equality errors evaluate experiments exposure

@@ -40,6 +40,7 @@ PAGES = (
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",
     ROOT / "docs/reliability.md",
+    ROOT / "docs/scale.md",
     ROOT / "docs/validation.md",
 )
 
@@ -129,7 +130,7 @@ def _play(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=180,
+                timeout=600,  # wide: a machine may be busy
                 check=False,
             )
             ended.append((block.code, done))

@@ -19,11 +19,15 @@ def context(ranks: int) -> Any:
     return elastic.MultiprocessContext("x", print, each, each, "spawn", elastic.DefaultLogsSpecs())
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def files_of(ranks: int) -> int:
     """How many files are open for the results of so many ranks."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     made = context(ranks)
-    count = len(list(Path("/proc/self/fd").iterdir())) - before
+    count = open_files() - before
     made.close()
     return count
 

@@ -63,7 +63,7 @@ def planned(count: int) -> list[Planned]:
 
 def test_of_two_sweeps_in_one_folder_the_second_is_refused(tmp_path: Path) -> None:
     held = claim_new(tmp_path / "s")
-    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir='.*/s': another process runs"):
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir='.*/s': another process works"):
         claim_new(tmp_path / "s")
     held.release()
     assert list((tmp_path / "s").iterdir()) == []
@@ -80,7 +80,7 @@ def test_a_killed_process_keeps_no_lock(tmp_path: Path) -> None:
     try:
         assert owner.stdout.readline() == "held\n"
         (tmp_path / "kept").rename(folder / "multirun.yaml")
-        with pytest.raises(ConfigError, match="another process runs a sweep"):
+        with pytest.raises(ConfigError, match="another process works"):
             claim_earlier(str(folder), tmp_path / "x", tmp_path / "default")
     finally:
         owner.kill()
@@ -152,6 +152,9 @@ def test_the_record_has_the_overrides_without_resume(tmp_path: Path) -> None:
         ("x=1,2", "x='1',2", False),
         ("x=1,2", "x=2,1", False),
         ("x=1,2", "x=shuffle(1,2)", False),
+        ("x=shuffle([1,2,3,4,5,6,7,8])", "x=shuffle([1,2,3,4,5,6,7,8])", True),
+        ("x=sort(2,1)", "x=sort(2, 1)", True),
+        ("model=glob(m*)", "model=glob(*)", False),
         ("x=1", "++x=1", False),
     ],
 )

@@ -67,8 +67,9 @@ def _report(folders: Sequence[Path], out: Path | None) -> int:
     if not content.cells:
         lost = content.failures
         why = f"; {lost[0].folder}: {lost[0].message}" if lost else ""
+        on = f"; to go on: {content.resume}" if content.resume else ""
         named = ", ".join(str(folder) for folder in there)
-        return _refuse(f"{named}: nothing to report: no run's result can be read here{why}")
+        return _refuse(f"{named}: nothing to report: no run's result can be read here{why}{on}")
     where = there[0] if out is None else out
     where.mkdir(parents=True, exist_ok=True)
     board = out is not None or not (where / "run.json").exists()

@@ -26,11 +26,13 @@ def answers_of(
     runs: Mapping[str, Run],
     failures: Sequence[Failure],
     missing: int = 0,
+    cut_off: int = 0,
 ) -> tuple[str, ...]:
     """The answer in a sentence, then one for each further setting, then what limits them.
 
     Args:
         missing: runs of the sweep that never began.
+        cut_off: runs that began and have no result.
     """
     groups = by_setting(cells)
     # What scales comes before what has nothing to compare with, and that before what did not run.
@@ -45,9 +47,11 @@ def answers_of(
         sentences.append(f"and {count_of(len(order) - MOST, 'more setting')} in summary.csv")
     if not cells:
         sentences.append("no cell has run")
-    if missing:
-        never = "has" if missing == 1 else "have"
-        sentences.append(f"the sweep is not done: {count_of(missing, 'run')} {never} not begun")
+    if missing or cut_off:
+        begun = f"{count_of(cut_off, 'run')} {'was' if cut_off == 1 else 'were'} cut off"
+        never = f"{count_of(missing, 'run')} {'has' if missing == 1 else 'have'} not begun"
+        open_ones = ", ".join([begun] * bool(cut_off) + [never] * bool(missing))
+        sentences.append(f"the sweep is not done: {open_ones}")
     return (*sentences, *_metrics(cells, runs), *_ends(cells, failures))
 
 

@@ -47,9 +47,10 @@ def markdown(content: Content) -> str:
         *_section("Notes", _list(f"{folder}: {note}" for folder, note in content.notes)),
         *_section("Environment", _list(f"{key}: {value}" for key, value in content.environment)),
     ]
-    if content.command:
-        lines = content.command.splitlines()
-        blocks += ["## Again", "\n".join(f"    {visible(line)}" for line in lines)]
+    for title, commands in (("Go on", content.resume), ("Again", content.command)):
+        if commands:
+            lines = commands.splitlines()
+            blocks += [f"## {title}", "\n".join(f"    {visible(line)}" for line in lines)]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -31,8 +31,9 @@ MOST_ROWS = 200  # of a table
 MOST_LINES = 100  # of a list
 MOST_FAILURES = 50
 MOST_TEXT = 6000  # characters of a message or a traceback: of a longer one, its last ones
-MARKS = {"ok": "✓", "pass": "✓", "failed": "✗", "fail": "✗", "unreadable": "✗"}
-TONES = {"ok": "good", "pass": "good", "failed": "bad", "fail": "bad", "unreadable": "bad"}
+_GOOD, _BAD = ("ok", "pass"), ("failed", "fail", "unreadable", "cut off")
+MARKS = {**dict.fromkeys(_GOOD, "✓"), **dict.fromkeys(_BAD, "✗")}
+TONES = {**dict.fromkeys(_GOOD, "good"), **dict.fromkeys(_BAD, "bad")}
 
 
 @dataclass(frozen=True)

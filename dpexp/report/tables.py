@@ -104,6 +104,8 @@ def print_report(content: Content, console: Console) -> None:
             line(text)
         if len(lines) > MOST_LINES:
             line(f"and {count_of(len(lines) - MOST_LINES, 'more line')} of this kind in report.md")
+    for command in content.resume.splitlines():
+        line(f"to go on: {command}")
 
 
 def show(

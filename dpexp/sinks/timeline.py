@@ -1,6 +1,6 @@
 """``timeline.json``: phases and collectives of the first measured steps.
 
-Of all ranks, or of some of very many (gathering.py).
+Of all ranks, or of some of very many (brought.py).
 
 In Chrome's trace format, which Perfetto opens (ui.perfetto.dev, or any other viewer of it).
 """

@@ -6,8 +6,8 @@ from typing import Any
 
 from builders import make_plan_for, make_rank_result, together
 
+from dpexp.brought import drawn_ranks, gather_results
 from dpexp.comm import Comm
-from dpexp.gathering import drawn_ranks, gather_results
 from dpexp.plan import RunPlan
 from dpexp.records import RankResult
 
