@@ -159,7 +159,7 @@ SWEEPS = (
         "kill -9 of the parent while it writes run.json", replace(GONE, struck=f"{NONE}|ok"),
         strike=kill_while_run_json_is_written,
     ),
-    *code("SIGTERM to one rank", "terminate", failed("crash", "SIGTERM")),
+    *code("SIGTERM to one rank", "terminate", failed("crash", "got SIGTERM from outside")),
     Fault(
         "kill -9 of a loader worker", failed("crash", "a loader process died"),
         overrides=rows("kill", "worker", *WORKER),
