@@ -71,6 +71,7 @@ from dpexp.sinks import (
 )
 from dpexp.stragglers import LEGS
 from dpexp.watchdog import Watchdog
+from dpexp.wire import pack
 
 SIZES = (64, 256, 1024)
 TURNS = 7
@@ -183,7 +184,7 @@ def the_end(ranks: int, folder: Path) -> Iterator[Figure]:
         own, peers = first.result(), brought(plan, ranks, first.result())
         comm = CountingComm(0, ranks, peers)
         yield Figure("its result, for rank 0", A_RANK, "KB", max(map(len, peers)) / 1e3)
-        yield Figure(OWN_RESULT, RANK_0, "KB", len(pickle.dumps(own)) / 1e3)
+        yield Figure(OWN_RESULT, RANK_0, "KB", len(pack(own)) / 1e3)
         gather = cpu_ms(lambda: gather_results(own, plan, comm))
         yield Figure("unpacking the results", RANK_0, "ms", gather)
         environment = describe_environment(gather_facts())
@@ -203,7 +204,7 @@ def brought(plan: RunPlan, ranks: int, own: RankResult) -> list[bytes]:
     told = replace(own, model={}, comm={**own.comm, "stragglers": None})
     short = replace(told, comm={**told.comm, "timeline": []})  # type: ignore[dict-item]
     pairs = zip(results_of(told, ranks), results_of(short, ranks), strict=True)
-    return [pickle.dumps(long if long.rank in drawn else brief) for long, brief in pairs]
+    return [pack(long if long.rank in drawn else brief) for long, brief in pairs]
 
 
 def whole(

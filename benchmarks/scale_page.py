@@ -111,7 +111,7 @@ def _shown(value: float) -> str:
 TEMPLATE = """# What grows with the number of ranks
 
 How dpexp's own work grows from 64 to 1,024 ranks: **simulated**, and at the end what was tried
-with real ranks. Made by `python -m benchmarks.scale --write`, which takes about two minutes.
+with real ranks. Made by `python -m benchmarks.scale --write`, which takes a minute of CPU time.
 
 ## How it was done
 
@@ -126,11 +126,14 @@ So the figures say what dpexp's own work costs, and how much it would send. They
 long a network takes for that, nor what torch itself does (below).
 
 Milliseconds are CPU time, the least of {turns} turns. Memory is what Python and numpy held at
-most meanwhile (`tracemalloc`); of the report it is the process's peak. The exponent is that of
-ranks to the power of it: the slope of the line through the logarithms of the three figures, by
-least squares. A rank's own cost is not to grow; CPU times scatter, hence 0.3. That of rank 0, of
-the parent and of the number of files may grow as the ranks do, 1. Where 64 ranks still have a
-file each, a figure falls before it grows.
+most meanwhile (`tracemalloc`), without torch's tensors, so what is received comes on top; of the
+report it is the process's peak.
+
+The exponent is that of ranks to the power of it: the slope of the line through the logarithms of
+the three figures, by least squares. A part that does not grow makes it smaller than that of the
+part that does. A rank's own cost is not to grow; CPU times scatter, hence 0.3. That of rank 0, of
+the parent and of the number of files may grow as the ranks do, 1; again with a tenth for scatter.
+Where 64 ranks still have a file each, a figure falls before it grows.
 
 {machine}
 
@@ -160,8 +163,9 @@ is mostly Matplotlib's.
   number per step of each rank for rank 0. Would every rank get everybody's rows, it would be
   {everybody_mb:,.1f} MB a flush for each of 1,024 ranks, and {everybody_gb:,.1f} GB for all of
   them.
-- **Results.** torch pads what ranks send to the longest. Rank 0's own result, the longest since
-  it knows of every rank, is not sent: with it, it would be {padded_mb:,.0f} MB at 1,024 ranks.
+- **Results.** What ranks send to one of them is padded to the longest. Rank 0's own result, the
+  longest since it knows of every rank, is not sent: with it, it would be {padded_mb:,.0f} MB at
+  1,024 ranks.
 - **Clocks.** One rank of each host is asked for its clock: {asked_hosts:,} questions with 1,024
   ranks on {hosts} hosts, and not {asked_ranks:,}.
 - **Tables.** More than 64 ranks share a table per host. It has no column for each replica, since
@@ -170,6 +174,8 @@ is mostly Matplotlib's.
   reason.
 - **The timeline.** Of more than 64 ranks, 64 at equal distances and the slowest one are in
   `timeline.json`. Stacks of a hang are those of the 64 ranks furthest behind.
+- **Scratch.** What ranks that end early leave for the launcher, and their stacks, are in one file
+  each, in a folder for temporary files.
 - **Results on one machine.** The ranks of a machine give their results through one queue
   (`one_queue.py`). torch would hand each rank a queue for each of all, and could not start more
   than some 120.

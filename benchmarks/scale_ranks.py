@@ -4,7 +4,6 @@ would bring is made up. No network.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from dpexp.records import RankResult, ShapeRecord, StepRecord
 from dpexp.rows import Row
 from dpexp.sinks import Sink
 from dpexp.timing import HostClock
+from dpexp.wire import pack, unpack_all
 
 RANKS_PER_HOST = 8
 ROWS_PER_DEVICE = 32
@@ -58,7 +58,7 @@ class CountingComm(Comm):
     rank's own, and the last rank is late.
 
     Args:
-        peers: results of the other ranks, pickled: what they would bring to :meth:`gather`.
+        peers: results of the other ranks, packed: what they would bring to :meth:`gather`.
     """
 
     def __init__(self, rank: int, ranks: int, peers: Sequence[bytes] = ()) -> None:
@@ -70,13 +70,14 @@ class CountingComm(Comm):
 
     def gather(self, value: Any) -> list[Any] | None:
         self.calls["gather"] += 1
-        self._inner.gather(value)
+        packed = pack(value)
         if self.rank:
-            self.sent_bytes += len(pickle.dumps(value))
+            self.sent_bytes += len(packed)
             return None
-        # torch pads each to the longest
-        self.received_bytes += len(self._peers) * max(map(len, self._peers), default=0)
-        return [value, *(pickle.loads(peer) for peer in self._peers)]
+        longest = max(map(len, self._peers), default=0)  # the others are padded to it
+        self._inner.collect(torch.zeros(longest, dtype=torch.uint8))  # takes the memory
+        self.received_bytes += len(self._peers) * longest
+        return [value, *unpack_all(self._peers, packed)]
 
     def collect(self, values: torch.Tensor) -> torch.Tensor | None:
         self.calls["collect"] += 1

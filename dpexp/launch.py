@@ -162,5 +162,9 @@ def _read_partials(scratch: Path) -> list[RankResult]:
 
 
 def _last_words(scratch: Path) -> list[dict[str, Any]]:
-    """What the ranks that ended early have left (see rank.main)."""
-    return [json.loads(path.read_text()) for path in sorted(scratch.glob("rank*.json"))]
+    """What the ranks that ended early have left (see rank.main), of each the last, by rank."""
+    path = scratch / rank.LAST_WORDS
+    # What follows the last line break is of a rank that was killed in the middle of it.
+    lines = path.read_text("utf-8").split("\n")[:-1] if path.exists() else []
+    by_rank = {word["error"]["rank"]: word for word in map(json.loads, lines)}
+    return [by_rank[number] for number in sorted(by_rank)]

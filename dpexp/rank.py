@@ -24,7 +24,7 @@ from dpexp import env
 from dpexp.beacon import own_cells
 from dpexp.comm import Comm, connect
 from dpexp.failures import LATE_PEER, describe
-from dpexp.files import write_whole
+from dpexp.files import SharedLines
 from dpexp.lifeline import Interrupted, Lifeline, stop_listening
 from dpexp.logs import close_log, open_log
 from dpexp.loop import Progress
@@ -37,6 +37,10 @@ from dpexp.texts import visible
 from dpexp.worker import Connect, RankJob, run_rank
 
 log = logging.getLogger(__name__)
+
+# In the launcher's scratch folder, one for all ranks: their stacks, and a line of JSON of each rank
+# that ended early.
+STACKS, LAST_WORDS = "stacks", "last-words"
 
 # Set by the elastic agent for each rank; they win over the launching process's own.
 _AGENT_PREFIXES = (
@@ -100,20 +104,17 @@ def main(launched: LaunchedRank) -> RunResult | None:
 
     def keep(error: ErrorRecord, partial: RankResult | None) -> None:
         last = {"error": asdict(error), "partial": partial and asdict(partial)}
-        write_whole(launched.scratch / f"rank{rank}.json", json.dumps(last))
+        lines = SharedLines(launched.scratch / LAST_WORDS, "")
+        lines.append(json.dumps(last) + "\n")
+        lines.close()
 
     Lifeline(launched.unheeded).start()
-    offer(stacks_path(launched.scratch, rank))
+    offer(launched.scratch / STACKS, rank)
     # The first tick: from now on this process may be asked for its stacks.
     progress = Progress(own_cells(launched.beacon, rank))
     result = guarded(launched.job, rank, progress, keep)
     end_despite_threads()
     return result
-
-
-def stacks_path(scratch: Path, rank: int) -> Path:
-    """Where a launched rank writes its stacks."""
-    return scratch / f"stacks.rank{rank}"
 
 
 def end_despite_threads() -> None:

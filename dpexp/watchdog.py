@@ -10,7 +10,7 @@ from typing import Any, final
 from dpexp.beacon import TICKS, WAITED, Position, own_cells, position
 from dpexp.failures import is_user
 from dpexp.plan import MOST_RANK_FILES
-from dpexp.rank import stacks_path
+from dpexp.rank import STACKS
 from dpexp.records import ErrorRecord
 from dpexp.stacks import Frame, collect, threads
 from dpexp.timing import now_s
@@ -75,8 +75,8 @@ class Watchdog:
         self._seen = self.positions()
         offered = {rank: pid for rank, pid in pids.items() if self._seen[rank].ticks}
         behind = sorted(offered, key=lambda rank: self._seen[rank].ticks)[:MOST_RANK_FILES]
-        paths = {rank: stacks_path(self._scratch, rank) for rank in behind}
-        self._stacks = collect({rank: offered[rank] for rank in behind}, paths)
+        asked = {rank: offered[rank] for rank in behind}
+        self._stacks = collect(asked, self._scratch / STACKS)
         for cells in self._cells:
             cells[WAITED] = 0
 

@@ -35,17 +35,17 @@ NAMES = {
     """,
     "": """
         accumulation anatomy anatomy_buckets anatomy_models arrays bad_command_lines
-        bad_input batch_search batches build calibration calibration_restores careful
-        causes check check_measuring check_sinks check_workloads collate comm_recorder
-        comm_times comparing compose composing config contrast cut device env equality
-        errors evaluate experiments exposure extra_work extras failures feed files
-        full_disk gpt inspect job_config judge launched_ranks launchers launching
-        leftover loading losses masking metrics models network nvml odd_text optimizers
-        packaging pairing parity plan plan_workloads precision preload prepare
-        provenance publishing rates records reference repeating repeats results resume
-        resuming run_folder schedule shapes soundness stats stragglers streams sweep
-        synthetic tolerance tracing training transfer tutorial uncertainty uncut weights
-        wire
+        bad_input batch_search batches brought build calibration calibration_restores
+        careful causes check check_measuring check_sinks check_workloads collate
+        comm_recorder comm_times comparing compose composing config contrast cut device
+        env equality errors evaluate experiments exposure extra_work extras failures
+        feed files full_disk gpt inspect job_config judge launched_ranks launchers
+        launching leftover loading losses many_ranks masking metrics models network nvml
+        odd_text one_queue optimizers packaging pairing parity plan plan_workloads
+        precision preload prepare provenance publishing rates records reference
+        repeating repeats results resume resuming run_folder scale schedule shapes
+        soundness stats stragglers streams sweep synthetic tolerance tracing training
+        transfer tutorial uncertainty uncut weights wire
     """,
 }
 MODULES = frozenset(

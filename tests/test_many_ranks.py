@@ -11,7 +11,9 @@ import pytest
 
 import dpexp
 from dpexp import plan, server
+from dpexp.launch import _last_words
 from dpexp.publish import finished
+from dpexp.rank import LAST_WORDS
 from dpexp.sinks import steps_of
 
 RANKS = 3
@@ -73,6 +75,15 @@ def test_ranks_that_end_early_write_what_they_have(runs: dict[str, dpexp.Run]) -
     rows = rows_by_rank(lost.folder)
     for rank in (0, 2):
         assert [int(row["step"]) for row in rows[rank]] == [0, 1, 2]
+
+
+def test_of_each_ranks_last_words_the_last_whole_ones_count(tmp_path: Path) -> None:
+    words = [{"error": {"rank": rank, "message": text}} for rank, text in
+             ((11, "first"), (2, "only"), (11, "second"))]  # fmt: skip
+    lines = [json.dumps(word) + "\n" for word in words]
+    (tmp_path / LAST_WORDS).write_text("".join(lines) + lines[1][:20])
+    assert _last_words(tmp_path) == [words[1], words[2]]
+    assert _last_words(tmp_path / "nothing") == []
 
 
 def test_a_folder_with_such_a_table_holds_a_run(runs: dict[str, dpexp.Run]) -> None:

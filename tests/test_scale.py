@@ -28,6 +28,7 @@ from dpexp.comm import CLOCK_ROUNDS, TorchComm
 from dpexp.results import assemble
 from dpexp.sinks import step_table
 from dpexp.stragglers import LEGS
+from dpexp.wire import pack
 
 SIZES = (64, 256, 1024)
 
@@ -69,19 +70,29 @@ def test_what_a_rank_sends_to_rank_0_at_the_end_does_not_grow() -> None:
     sizes = []
     for ranks in SIZES[1:]:
         with flushed(1, ranks) as (own, _):
-            sizes.append(len(pickle.dumps(own.result())))
+            sizes.append(len(pack(own.result())))
     assert abs(sizes[1] - sizes[0]) < 100
 
 
 def test_rank_0s_own_result_is_not_what_the_others_are_padded_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    handed: list[Any] = []
+    peer, handed = pack("brief"), []
+
+    def gather(sent: torch.Tensor, received: list[torch.Tensor], **_: Any) -> None:
+        handed.append(sent.numel())
+        row = len(peer).to_bytes(8, "little") + peer
+        for each in received:
+            each.copy_(torch.frombuffer(bytearray(row), dtype=torch.uint8))
+
     with fake_group(0, 64), monkeypatch.context() as patch:
-        patch.setattr(dist, "gather_object", lambda value, *_, **__: handed.append(value))
-        gathered = TorchComm(0, 64).gather("a long one")
-    assert handed == [None]
-    assert gathered == ["a long one", *[None] * 63]
+        comm = TorchComm(0, 64)
+        patch.setattr(dist, "gather", gather)
+        # The longest of the others; rank 0 itself says 0.
+        patch.setattr(comm, "highest", lambda own: torch.clamp(own, min=len(peer)))
+        gathered = comm.gather("long" * 1000)
+    assert gathered == ["long" * 1000, *["brief"] * 63]
+    assert handed == [8 + len(peer)]
 
 
 @pytest.mark.parametrize(("ranks", "hosts"), [(64, 8), (1024, 128)])
