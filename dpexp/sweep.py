@@ -70,7 +70,7 @@ class DpexpCallback(Callback):
             elif outer is None:
                 claim_folder(Path(config.hydra.run.dir))
             else:
-                _put_run(config, run_folder(outer, _typed(config), own.parallel.timeout_s))
+                _put_run(config, run_folder(outer, _typed(config), own))
         except ConfigError as error:
             refuse(error)
 

@@ -56,6 +56,7 @@ class Cable:
 
     folder: Path
     names: dict[str, str]
+    relay: subprocess.Popen[str] | None = None  # what the cable is made of, if not of veth
     started: list[Started] = field(default_factory=list)
 
     def start(
@@ -91,14 +92,15 @@ class Cable:
         """Pull the cable."""
         _do("ip", "-n", self.names["b"], "link", "set", CARDS["b"], "down")
 
-    def mend(self) -> None:
-        """Plug it in again."""
-        _do("ip", "-n", self.names["b"], "link", "set", CARDS["b"], "up")
-
     def delay(self, milliseconds: float) -> None:
-        """Let all that host a sends take so long to arrive."""
-        place = ("-n", self.names["a"], "qdisc", "replace", "dev", CARDS["a"], "root")
-        _do("tc", *place, "netem", "delay", f"{milliseconds}ms", "limit", "100000")
+        """Let all that is sent over the cable, either way, take so long to arrive."""
+        if self.relay is not None and self.relay.stdin is not None:
+            self.relay.stdin.write(f"{milliseconds}\n")
+            self.relay.stdin.flush()
+            return
+        for host in HOSTS:
+            place = ("-n", self.names[host], "qdisc", "replace", "dev", CARDS[host], "root")
+            _do("tc", *place, "netem", "delay", f"{milliseconds}ms", "limit", "100000")
 
     def pids(self, host: str) -> list[int]:
         """Of all processes on a host."""
@@ -131,15 +133,22 @@ class Cable:
 
 
 @contextlib.contextmanager
-def cable(folder: Path) -> Iterator[Cable]:
-    """Two hosts; whatever happens, nothing of them stays."""
+def cable(folder: Path, *, delays: bool = False) -> Iterator[Cable]:
+    """Two hosts; whatever happens, nothing of them stays.
+
+    Args:
+        delays: the cable can have a delay: by the kernel's netem, or else by relay.py.
+    """
     names = {host: f"dpexp-{os.getpid()}-{host}" for host in HOSTS}
     lab = Cable(folder, names)
     try:
         for host in HOSTS:
             _do("ip", "netns", "add", names[host])
-        _do("ip", "link", "add", CARDS["a"], "netns", names["a"], "type", "veth",
-            "peer", "name", CARDS["b"], "netns", names["b"])  # fmt: skip
+        if delays and not _netem(names["a"]):
+            lab.relay = _relay(names)
+        else:
+            _do("ip", "link", "add", CARDS["a"], "netns", names["a"], "type", "veth",
+                "peer", "name", CARDS["b"], "netns", names["b"])  # fmt: skip
         for host in HOSTS:
             _do("ip", "-n", names[host], "link", "set", "lo", "up")
             _do("ip", "-n", names[host], "addr", "add", f"{ADDRESSES[host]}/24", "dev", CARDS[host])
@@ -151,6 +160,31 @@ def cable(folder: Path) -> Iterator[Cable]:
                 with contextlib.suppress(subprocess.CalledProcessError):
                     lab.clear()
                 subprocess.run(["ip", "netns", "delete", names[host]], check=False)
+        if lab.relay is not None:
+            lab.relay.kill()
+            lab.relay.communicate()
+
+
+def _netem(namespace: str) -> bool:
+    """Whether this kernel can delay packets by itself."""
+    tried = ("tc", "-n", namespace, "qdisc", "replace", "dev", "lo", "root", "netem", "delay", "0")
+    possible = subprocess.run(tried, capture_output=True, check=False).returncode == 0
+    if possible:
+        _do("tc", "-n", namespace, "qdisc", "delete", "dev", "lo", "root")
+    return possible
+
+
+def _relay(names: dict[str, str]) -> subprocess.Popen[str]:
+    ends = [names["a"], CARDS["a"], names["b"], CARDS["b"]]
+    relay = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("relay.py")), *ends],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert relay.stdout is not None
+    assert relay.stdout.readline() == "ready\n"
+    return relay
 
 
 def torchrun(host: str, *arguments: str, ranks: int = 2, **options: Any) -> list[str]:
