@@ -139,6 +139,7 @@ def cable(folder: Path, *, delays: bool = False) -> Iterator[Cable]:
     Args:
         delays: the cable can have a delay: by the kernel's netem, or else by relay.py.
     """
+    _clear_stale()
     names = {host: f"dpexp-{os.getpid()}-{host}" for host in HOSTS}
     lab = Cable(folder, names)
     try:
@@ -163,6 +164,17 @@ def cable(folder: Path, *, delays: bool = False) -> Iterator[Cable]:
         if lab.relay is not None:
             lab.relay.kill()
             lab.relay.communicate()
+
+
+def _clear_stale() -> None:
+    """Remove what a test run that was killed has left."""
+    for place in Path("/run/netns").glob("dpexp-*-*"):
+        owner = place.name.split("-")[1]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            for pid in _do("ip", "netns", "pids", place.name).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            _do("ip", "netns", "delete", place.name)
 
 
 def _netem(namespace: str) -> bool:

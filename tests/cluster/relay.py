@@ -57,7 +57,7 @@ def hand_on(source: int, sink: int) -> None:
 
 
 def main() -> None:
-    global delay_s
+    global delay_s  # noqa: PLW0603  # one process is one cable
     ends = tun(*sys.argv[1:3]), tun(*sys.argv[3:5])
     for source, sink in (ends, ends[::-1]):
         threading.Thread(target=hand_on, args=(source, sink), daemon=True).start()
