@@ -88,7 +88,7 @@ class Witness:
         return self._said(self._about(own, silent, answers))
 
     def _unheard(self, words: dict[int, Any]) -> list[int]:
-        """The ranks of hosts from which there is no word. Elsewhere, those that say nothing live."""
+        """The ranks of hosts without a word. On others, those that say nothing live."""
         return [
             r for each in self.hosts if not set(each["ranks"]) & set(words) for r in each["ranks"]
         ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 TESTS = Path(__file__).parent.parent
 HOSTS = ("a", "b")
@@ -199,35 +200,23 @@ def _relay(names: dict[str, str]) -> subprocess.Popen[str]:
     return relay
 
 
-def torchrun(host: str, *arguments: str, ranks: int = 2, **options: Any) -> list[str]:
-    """An agent's command line.
+def shown(section: str, number: int) -> dict[str, list[str]]:
+    """A block of docs/clusters.md with the command of each host, for these hosts.
 
     Args:
-        options: of torchrun, with underscores; those of a static rendezvous unless there are some.
+        section: its heading.
+        number: of the block in the section, from 0.
     """
-    number = HOSTS.index(host)
-    known = {"nnodes": "2", "nproc_per_node": str(ranks), **options}
-    if "rdzv_backend" not in known:
-        known |= {
-            "node_rank": str(number),
-            "master_addr": ADDRESSES["a"],
-            "master_port": "29511",
-        }
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in known.items()]
-    return [sys.executable, "-m", "torch.distributed.run", *flags, "-m", "dpexp", *arguments]
-
-
-def c10d(host: str, run_id: str, *conf: str, nnodes: str = "2") -> dict[str, str]:
-    """The options of an elastic rendezvous on host a."""
-    is_host = f"is_host={int(host == 'a')}"
-    return {
-        "nnodes": nnodes,
-        "rdzv_backend": "c10d",
-        "rdzv_endpoint": f"{ADDRESSES['a']}:29400",
-        "rdzv_id": run_id,
-        "rdzv_conf": ",".join([is_host, *conf]),
-        "local_addr": ADDRESSES[host],
-    }
+    page = (TESTS.parent / "docs" / "clusters.md").read_text(encoding="utf-8")
+    told = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    lines = re.findall(r"```bash\n(.*?)```", told, re.DOTALL)[number].splitlines()
+    commands = {}
+    for host, line in zip(HOSTS, lines, strict=True):
+        own = line.replace("10.0.0.", "10.77.0.").replace("eth0", CARDS[host])
+        first, *rest = shlex.split(own)
+        assert first == "torchrun"
+        commands[host] = [sys.executable, "-m", "torch.distributed.run", *rest]
+    return commands
 
 
 def _do(*command: str) -> str:
