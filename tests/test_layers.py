@@ -89,6 +89,7 @@ LAYERS: dict[int, list[str]] = {
         "transfer",
         "precision",
         "carried",
+        "generators",
         "checkpoint_storage",
         "sensors",
         "nvml",
