@@ -10,9 +10,10 @@ from dpexp import env, rounds
 from dpexp.cell import claim_folder
 from dpexp.compose import RUNS
 from dpexp.errors import NO_VALUE, ConfigError
+from dpexp.schema import Config
 
 
-def run_folder(outer: env.OuterLauncher, typed: Path | None, timeout_s: float) -> Path:
+def run_folder(outer: env.OuterLauncher, typed: Path | None, config: Config) -> Path:
     """The folder of this run, the same one for all its ranks and rounds.
 
     The ranks of one host have one parent, torchrun's agent, by which they know each other without
@@ -20,7 +21,7 @@ def run_folder(outer: env.OuterLauncher, typed: Path | None, timeout_s: float) -
 
     Args:
         typed: the folder that the user has named; None = one below ``outputs/runs``.
-        timeout_s: how long to wait for the other hosts.
+        config: says how long to wait for the other hosts, and where.
 
     Raises:
         ConfigError: the folder holds a run of another launch, or the hosts did not meet.
@@ -28,7 +29,7 @@ def run_folder(outer: env.OuterLauncher, typed: Path | None, timeout_s: float) -
     base = Path(RUNS).absolute()
     agent = rounds.own_agent()
     if outer.several_agents:
-        return _agreed(outer, agent, typed, base, timeout_s)
+        return _agreed(outer, agent, typed, base, config)
     if agent is None:
         folder = typed or base / outer.run_id
         claim_folder(folder)
@@ -44,7 +45,7 @@ def _agreed(
     agent: rounds.Agent | None,
     typed: Path | None,
     base: Path,
-    timeout_s: float,
+    config: Config,
 ) -> Path:
     from dpexp.meeting import meet, reach_store
 
@@ -64,8 +65,9 @@ def _agreed(
             return {"refused": str(error)}
         return {"folder": chosen}
 
+    timeout_s = config.parallel.timeout_s
     try:
-        store = reach_store(outer, timeout_s)
+        store = reach_store(outer, timeout_s, config.parallel.interface)
         answer = meet(store, outer, "folder", said, answered, timeout_s).answer
     except RuntimeError as error:
         raise _not_met(outer, timeout_s, error) from error

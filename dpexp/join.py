@@ -62,7 +62,7 @@ def refuse_together(config: Config, error: ConfigError, outer: env.OuterLauncher
     said = {**_said(outer, 0, None), "refused": vars(error)}
     timeout_s = config.parallel.timeout_s
     try:
-        store = reach_store(outer, timeout_s)
+        store = reach_store(outer, timeout_s, config.parallel.interface)
         meeting = meet(store, outer, _RUN, said, lambda _token, _said: {}, timeout_s)
     except RuntimeError:  # nobody is there to be told
         raise error from None
@@ -95,7 +95,7 @@ class _Part:
             answer, store = self._answer(self._token, everyone), None
         else:
             timeout_s = plan.config.parallel.timeout_s
-            whole = reach_store(outer, timeout_s)
+            whole = reach_store(outer, timeout_s, plan.config.parallel.interface)
             meeting = meet(whole, outer, _RUN, said, self._answer, timeout_s)
             self._token, everyone, answer = meeting.token, meeting.said, meeting.answer
             store = round_store(whole, self._token)
@@ -115,6 +115,7 @@ class _Part:
         if len(found) > 1:
             sees = comm.exchange(torch.tensor([float(shared)])).flatten().tolist()
             notes += _apart(found, sees)
+            _refuse_checkpoints_apart(plan.config, found)
         self._job = replace(self._job, plan=replace(plan, notes=tuple(notes)))
         return comm, self._job
 
@@ -166,7 +167,7 @@ def _said(outer: env.OuterLauncher, threads: int, job: RankJob | None) -> dict[s
             **job.environment,
             "sources": code.get("sources") or {},
             "code": _digest(),
-            "config": to_plain(job.plan.config),
+            "config": _comparable(to_plain(job.plan.config)),
         }
     return {
         "host": platform.node(),
@@ -177,6 +178,29 @@ def _said(outer: env.OuterLauncher, threads: int, job: RankJob | None) -> dict[s
         "facts": facts,
         "refused": None,
     }
+
+
+def _comparable(config: dict[str, Any]) -> dict[str, Any]:
+    """A config without what may be another on each host."""
+    parallel = {key: value for key, value in config["parallel"].items() if key != "interface"}
+    return {**config, "parallel": parallel}
+
+
+def _refuse_checkpoints_apart(config: Config, found: Sequence[dict[str, Any]]) -> None:
+    """All ranks write to one checkpoint, and all read it.
+
+    Raises:
+        ConfigError: a host does not see the folder of rank 0's host.
+    """
+    asked = config.checkpoint.every_s or config.checkpoint.every_steps
+    apart = [each["host"] for each in found if not each["shares_folder"]]
+    if asked and apart:
+        raise ConfigError(
+            "hosts",
+            apart[0],
+            "does not see the folder of rank 0's host, and a checkpoint is of all ranks",
+            fix="a folder that all hosts share, or no checkpoints",
+        )
 
 
 def _agents(said: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -8,6 +8,7 @@ a dead one hangs or fails).
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import socket
@@ -18,10 +19,11 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from dpexp.env import OuterLauncher
+from dpexp.network import address_of
 from dpexp.timing import now_s
 
 # Between two looks of a rank that waits for its answer: soon, then seldom, for the store's sake.
@@ -39,15 +41,47 @@ class Meeting:
 
 
 @lru_cache(maxsize=1)
-def reach_store(outer: OuterLauncher, timeout_s: float) -> Store:
+def reach_store(outer: OuterLauncher, timeout_s: float, interface: str | None = None) -> Store:
     """The store of this launch, where an agent or rank 0 holds it; one per process.
 
+    Rank 0 listens at one address only: that of `interface`, else the one that all were told. An
+    agent's store listens as torch has it.
+
     Raises:
-        RuntimeError: it does not answer within `timeout_s`.
+        ConfigError: rank 0 has no such interface.
+        RuntimeError: it does not answer within `timeout_s`, or cannot listen there.
     """
+    if outer.rank == 0 and not outer.agents_store:
+        address = outer.master_addr if interface is None else address_of(interface)
+        listener = _listener(address, outer.master_port)
+        if listener is not None:
+            return TCPStore(
+                address,
+                outer.master_port,
+                outer.world_size,
+                is_master=True,
+                timeout=timedelta(seconds=timeout_s),
+                master_listen_fd=listener.detach(),
+            )
     made = rendezvous("env://", outer.rank, outer.world_size, timeout=timedelta(seconds=timeout_s))
     store: Store = next(made)[0]
     return store
+
+
+def _listener(address: str, port: int) -> socket.socket | None:
+    """A socket that listens there; None if the address is not this host's, as behind a router."""
+    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(where)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise RuntimeError(f"rank 0 cannot listen at {address}:{port}: {error.strerror}") from error
+    return listener
 
 
 def meet(

@@ -73,7 +73,7 @@ class DpexpCallback(Callback):
             elif outer is None:
                 claim_folder(Path(config.hydra.run.dir))
             else:
-                _put_run(config, run_folder(outer, _typed(config), own.parallel.timeout_s))
+                _put_run(config, run_folder(outer, _typed(config), own))
             if outer is not None and outer.rank != 0:
                 with open_dict(config.hydra):
                     config.hydra.output_subdir = None  # .hydra/ is written once

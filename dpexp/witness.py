@@ -81,18 +81,17 @@ class Witness:
         stopped = [w["error"] for w in words.values() if w["error"]["kind"] == "interrupted"]
         silent = [rank for rank in ranks if rank not in words]
         if own.type != LATE_PEER:
-            silent = self._killed(words)
+            silent = sorted({rank for word in words.values() for rank in word["dead"]} - set(words))
             if stopped and not silent:
-                own = ErrorRecord(**stopped[0])
+                return self._said(ErrorRecord(**stopped[0]))
+            silent = silent or self._unheard(words)
         return self._said(self._about(own, silent, answers))
 
-    def _killed(self, words: dict[int, Any]) -> list[int]:
-        """The ranks that are gone without a word; others may only wait for one that has left."""
-        dead = {rank for word in words.values() for rank in word["dead"]} - set(words)
-        for each in self.hosts:
-            if not set(each["ranks"]) & set(words):  # nobody there can say who lives
-                dead |= set(each["ranks"])
-        return sorted(dead)
+    def _unheard(self, words: dict[int, Any]) -> list[int]:
+        """The ranks of hosts without a word. On others, those that say nothing live."""
+        return [
+            r for each in self.hosts if not set(each["ranks"]) & set(words) for r in each["ranks"]
+        ]
 
     def _dead_here(self) -> list[int]:
         own = next(each for each in self.hosts if self.rank in each["ranks"])

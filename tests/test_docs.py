@@ -30,6 +30,7 @@ PAGES = (
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     ROOT / "docs/architecture.md",
+    ROOT / "docs/clusters.md",
     ROOT / "docs/launchers.md",
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",

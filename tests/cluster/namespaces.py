@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 TESTS = Path(__file__).parent.parent
 HOSTS = ("a", "b")
@@ -56,6 +57,7 @@ class Cable:
 
     folder: Path
     names: dict[str, str]
+    relay: subprocess.Popen[str] | None = None  # what the cable is made of, if not of veth
     started: list[Started] = field(default_factory=list)
 
     def start(
@@ -91,14 +93,15 @@ class Cable:
         """Pull the cable."""
         _do("ip", "-n", self.names["b"], "link", "set", CARDS["b"], "down")
 
-    def mend(self) -> None:
-        """Plug it in again."""
-        _do("ip", "-n", self.names["b"], "link", "set", CARDS["b"], "up")
-
     def delay(self, milliseconds: float) -> None:
-        """Let all that host a sends take so long to arrive."""
-        place = ("-n", self.names["a"], "qdisc", "replace", "dev", CARDS["a"], "root")
-        _do("tc", *place, "netem", "delay", f"{milliseconds}ms", "limit", "100000")
+        """Let all that is sent over the cable, either way, take so long to arrive."""
+        if self.relay is not None and self.relay.stdin is not None:
+            self.relay.stdin.write(f"{milliseconds}\n")
+            self.relay.stdin.flush()
+            return
+        for host in HOSTS:
+            place = ("-n", self.names[host], "qdisc", "replace", "dev", CARDS[host], "root")
+            _do("tc", *place, "netem", "delay", f"{milliseconds}ms", "limit", "100000")
 
     def pids(self, host: str) -> list[int]:
         """Of all processes on a host."""
@@ -131,15 +134,23 @@ class Cable:
 
 
 @contextlib.contextmanager
-def cable(folder: Path) -> Iterator[Cable]:
-    """Two hosts; whatever happens, nothing of them stays."""
+def cable(folder: Path, *, delays: bool = False) -> Iterator[Cable]:
+    """Two hosts; whatever happens, nothing of them stays.
+
+    Args:
+        delays: the cable can have a delay: by the kernel's netem, or else by relay.py.
+    """
+    _clear_stale()
     names = {host: f"dpexp-{os.getpid()}-{host}" for host in HOSTS}
     lab = Cable(folder, names)
     try:
         for host in HOSTS:
             _do("ip", "netns", "add", names[host])
-        _do("ip", "link", "add", CARDS["a"], "netns", names["a"], "type", "veth",
-            "peer", "name", CARDS["b"], "netns", names["b"])  # fmt: skip
+        if delays and not _netem(names["a"]):
+            lab.relay = _relay(names)
+        else:
+            _do("ip", "link", "add", CARDS["a"], "netns", names["a"], "type", "veth",
+                "peer", "name", CARDS["b"], "netns", names["b"])  # fmt: skip
         for host in HOSTS:
             _do("ip", "-n", names[host], "link", "set", "lo", "up")
             _do("ip", "-n", names[host], "addr", "add", f"{ADDRESSES[host]}/24", "dev", CARDS[host])
@@ -151,37 +162,61 @@ def cable(folder: Path) -> Iterator[Cable]:
                 with contextlib.suppress(subprocess.CalledProcessError):
                     lab.clear()
                 subprocess.run(["ip", "netns", "delete", names[host]], check=False)
+        if lab.relay is not None:
+            lab.relay.kill()
+            lab.relay.communicate()
 
 
-def torchrun(host: str, *arguments: str, ranks: int = 2, **options: Any) -> list[str]:
-    """An agent's command line.
+def _clear_stale() -> None:
+    """Remove what a test run that was killed has left."""
+    for place in Path("/run/netns").glob("dpexp-*-*"):
+        owner = place.name.split("-")[1]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            for pid in _do("ip", "netns", "pids", place.name).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            _do("ip", "netns", "delete", place.name)
+
+
+def _netem(namespace: str) -> bool:
+    """Whether this kernel can delay packets by itself."""
+    tried = ("tc", "-n", namespace, "qdisc", "replace", "dev", "lo", "root", "netem", "delay", "0")
+    possible = subprocess.run(tried, capture_output=True, check=False).returncode == 0
+    if possible:
+        _do("tc", "-n", namespace, "qdisc", "delete", "dev", "lo", "root")
+    return possible
+
+
+def _relay(names: dict[str, str]) -> subprocess.Popen[str]:
+    ends = [names["a"], CARDS["a"], names["b"], CARDS["b"]]
+    relay = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("relay.py")), *ends],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert relay.stdout is not None
+    assert relay.stdout.readline() == "ready\n"
+    return relay
+
+
+def shown(section: str, number: int) -> dict[str, list[str]]:
+    """A block of docs/clusters.md with the command of each host, for these hosts.
 
     Args:
-        options: of torchrun, with underscores; those of a static rendezvous unless there are some.
+        section: its heading.
+        number: of the block in the section, from 0.
     """
-    number = HOSTS.index(host)
-    known = {"nnodes": "2", "nproc_per_node": str(ranks), **options}
-    if "rdzv_backend" not in known:
-        known |= {
-            "node_rank": str(number),
-            "master_addr": ADDRESSES["a"],
-            "master_port": "29511",
-        }
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in known.items()]
-    return [sys.executable, "-m", "torch.distributed.run", *flags, "-m", "dpexp", *arguments]
-
-
-def c10d(host: str, run_id: str, *conf: str, nnodes: str = "2") -> dict[str, str]:
-    """The options of an elastic rendezvous on host a."""
-    is_host = f"is_host={int(host == 'a')}"
-    return {
-        "nnodes": nnodes,
-        "rdzv_backend": "c10d",
-        "rdzv_endpoint": f"{ADDRESSES['a']}:29400",
-        "rdzv_id": run_id,
-        "rdzv_conf": ",".join([is_host, *conf]),
-        "local_addr": ADDRESSES[host],
-    }
+    page = (TESTS.parent / "docs" / "clusters.md").read_text(encoding="utf-8")
+    told = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    lines = re.findall(r"```bash\n(.*?)```", told, re.DOTALL)[number].splitlines()
+    commands = {}
+    for host, line in zip(HOSTS, lines, strict=True):
+        own = line.replace("10.0.0.", "10.77.0.").replace("eth0", CARDS[host])
+        first, *rest = shlex.split(own)
+        assert first == "torchrun"
+        commands[host] = [sys.executable, "-m", "torch.distributed.run", *rest]
+    return commands
 
 
 def _do(*command: str) -> str:
