@@ -36,7 +36,7 @@ def check_ranks_from(config: Config) -> None:
             config.parallel.max_restarts,
             "srun starts no task again",
             allowed="0 with parallel.ranks_from=slurm",
-            fix="parallel.max_restarts=0, and resume=last after a rank was lost",
+            fix="parallel.max_restarts=0, and resume=true after a rank was lost",
         )
 
 
