@@ -87,6 +87,7 @@ class CarefulLauncher(Launcher):
         """Launch all jobs and wait for them.
 
         Raises:
+            ConfigError: what the cells need cannot be asked for; no job was started.
             HydraException: the launcher could not start a single one.
             Stop: a signal came.
         """
@@ -101,7 +102,7 @@ class CarefulLauncher(Launcher):
                 self._end_all()
                 if self._stopped_by is not None:  # some launchers turn _Stop into another error
                     raise self._stopped(self._stopped_by) from None
-                if not isinstance(error, Exception):
+                if not isinstance(error, Exception) or isinstance(error, ConfigError):
                     raise
                 return self._after_failure(job_overrides, initial_job_idx, error)
         return self._ended(returns, job_overrides, initial_job_idx)

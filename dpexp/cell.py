@@ -22,6 +22,7 @@ from dpexp.records import STEP_TABLES, ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 from dpexp.schema_measuring import RanksFrom
 from dpexp.seats import seated
+from dpexp.slurm_requests import check_ranks_from
 from dpexp.stopping import STOP_SIGNALS, listen
 
 
@@ -117,6 +118,7 @@ def _admit(config: Config, *, in_sweep: bool) -> tuple[str, ...]:
     """
     check(config, in_sweep=in_sweep)
     if config.parallel.ranks_from is RanksFrom.slurm:
+        check_ranks_from(config)
         slurm.take_rank(in_sweep=in_sweep)
     outer = env.outer_launcher()
     network.check_interface(config.parallel.interface, own_ranks=outer is None)

@@ -101,7 +101,8 @@ def discard(folder: Path) -> None:
 
     Also the folders above it, where they are dpexp's own and now empty.
     """
-    shutil.rmtree(folder / ".hydra", ignore_errors=True)
+    for name in (".hydra", ".submitit"):
+        shutil.rmtree(folder / name, ignore_errors=True)
     for pattern in (
         "multirun.yaml",
         "dpexp.log",

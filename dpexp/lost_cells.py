@@ -57,6 +57,8 @@ def record_ended(folder: Path, ended: ErrorRecord, config: dict[str, Any]) -> No
     if not path.exists():
         record_lost(folder, slurm.status_of(ended), ended.message, config, ended)
         return
+    if ended.type == slurm.OTHER_END:
+        return  # the cell knows more
     own = run_result_from(read_run(path))
     if own.error is not None and own.error.kind in ("interrupted", "crash"):
         slurm.with_reason(own, ended).write(path)

@@ -15,7 +15,7 @@ from dpexp.records import ErrorRecord, RunResult
 # A controller that is restarted, or has much to do, may be slow; a job that is ended has no time.
 ANSWER_S = 5.0
 # ErrorRecord.type of a run that Slurm has ended.
-TIME_LIMIT, CANCELLED = "SlurmTimeLimit", "SlurmCancelled"
+TIME_LIMIT, CANCELLED, OTHER_END = "SlurmTimeLimit", "SlurmCancelled", "SlurmEnd"
 _ACTIVE = (
     "CONFIGURING",
     "COMPLETING",
@@ -186,7 +186,7 @@ def why(job: SlurmJob, *, told_to_end: bool = False) -> ErrorRecord | None:
             f"Slurm job {job.name}{where} ended as {job.state}{reason}; its output is in "
             f".submitit/{job.name}"
         )
-        return ErrorRecord("crash", "SlurmEnd", text, phase="launch")
+        return ErrorRecord("crash", OTHER_END, text, phase="launch")
     return None
 
 

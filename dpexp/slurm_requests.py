@@ -1,4 +1,4 @@
-"""What a cell's job asks Slurm for. Pure."""
+"""What a cell's job asks Slurm for, and what its tasks cannot do. Pure."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ class Request:
     nodes: int = 1
     tasks_per_node: int = 1
     gpus_per_node: int | None = None
+
+
+def check_ranks_from(config: Config) -> None:
+    """Refuse what the tasks of an srun cannot do.
+
+    Raises:
+        ConfigError: restarts; srun starts no task again.
+    """
+    if config.parallel.ranks_from is RanksFrom.slurm and config.parallel.max_restarts:
+        raise ConfigError(
+            "parallel.max_restarts",
+            config.parallel.max_restarts,
+            "srun starts no task again",
+            allowed="0 with parallel.ranks_from=slurm",
+            fix="parallel.max_restarts=0, and resume=true after a rank was lost",
+        )
 
 
 def request_of(config: Config, launcher: Any, has_gpus: Callable[[], bool]) -> Request:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from dpexp.config import load
 from dpexp.errors import ConfigError
 from dpexp.schema import Config
-from dpexp.slurm_requests import Request, request_of
+from dpexp.slurm_requests import Request, check_ranks_from, request_of
 
 
 def unasked() -> NoReturn:
@@ -102,3 +102,11 @@ def test_what_cannot_be_laid_out_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         request("parallel=ddp", *overrides, launcher=launcher)
+
+
+def test_restarts_of_sruns_tasks_are_refused() -> None:
+    check_ranks_from(made("parallel=ddp", "parallel.ranks_from=slurm"))
+    check_ranks_from(load(composed("ddp", {"parallel.max_restarts": 1})))
+    both = {"parallel.max_restarts": 1, "parallel.ranks_from": "slurm"}
+    with pytest.raises(ConfigError, match="max_restarts=1: srun starts no task again"):
+        check_ranks_from(load(composed("ddp", both)))

@@ -108,7 +108,7 @@ def _struck(fault: Fault, scene: Scene, variables: dict[str, str], resume: bool)
         (scene.place / "gone").touch()
         printed = command.printed()
     wrong += _not_as_expected(fault, scene, status, printed)
-    if fault.ends.begins and not fault.single:
+    if fault.ends.begins:
         wrong += _report_wrong(fault, scene)
     if fault.ends.begins and len(before) != STRUCK_CELL:
         wrong.append("the cell before did not end well")

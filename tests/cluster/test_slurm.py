@@ -43,7 +43,6 @@ def slurm() -> Iterator[SlurmCluster]:
 @pytest.fixture
 def here(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder to work in, with Slurm's commands meaning this cluster; no job is left."""
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         programs = Path(sys.executable).parent
@@ -53,6 +52,12 @@ def here(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         patch.setenv("SLURM_CONF", slurm.variables["SLURM_CONF"])
         yield tmp_path
         slurm.end_jobs()
+
+
+@pytest.fixture
+def submitit() -> None:
+    """Hydra's launcher for Slurm (the extra launchers)."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
 
 
 def shown(command: str, *added: str) -> list[str]:
@@ -88,7 +93,7 @@ def new_entries(slurm: SlurmCluster, before: set[str], count: int) -> list[dict[
 
 
 def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_resume_completes(
-    slurm: SlurmCluster, here: Path
+    slurm: SlurmCluster, here: Path, submitit: None
 ) -> None:
     before = set(slurm.jobs())
     added = (
@@ -140,7 +145,7 @@ def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_re
 
 
 def test_jobs_ask_for_gpus_as_num_devices_says_and_outlive_only_a_sweep_that_is_killed(
-    slurm: SlurmCluster, here: Path
+    slurm: SlurmCluster, here: Path, submitit: None
 ) -> None:
     before = set(slurm.jobs())
     arguments = [
@@ -191,7 +196,7 @@ def test_tasks_of_two_nodes_are_the_ranks_of_one_run_like_those_of_one_host(
     assert (path.parent / ".hydra/overrides.yaml").exists()
 
 
-def test_a_cell_of_a_sweep_may_span_nodes(slurm: SlurmCluster, here: Path) -> None:
+def test_a_cell_of_a_sweep_may_span_nodes(slurm: SlurmCluster, here: Path, submitit: None) -> None:
     before = set(slurm.jobs())
     ended = run(*shown(SPANNING, "hydra.sweep.dir=sweep"))
     assert ended.returncode == 0, ended.stderr
