@@ -112,7 +112,7 @@ class CountingComm(Comm):
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         self._inner.spread(tensors)
 
-    def aside(self) -> dist.ProcessGroup | None:
+    def aside(self, timeout_s: float) -> dist.ProcessGroup | None:
         return None
 
     def close(self) -> None:

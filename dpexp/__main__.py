@@ -44,7 +44,8 @@ def run_job(composed: DictConfig) -> float | None:
         _told(partial(unreadable, raw, error, folder), folder, in_sweep=True)
         return None
     try:
-        if config.resume is None:  # else the callback has made room there
+        if config.resume is None and env.outer_launcher() is None:
+            # Else the callback has made room there, or see gathering.py.
             claim_folder(folder)
     except ConfigError as error:
         console.refuse(error)
@@ -149,7 +150,7 @@ def main() -> None:
     except KeyboardInterrupt as stop:  # a second one may come while the first is answered
         answer_with(console.leave_quietly)
         sys.exit(128 + (stop.signum if isinstance(stop, Stop) else signal.SIGINT))
-    if outer is not None:
+    if env.outer_launcher() is not None:  # of torchrun, or since of Slurm
         # Everything is written. An interpreter that unwinds after a process group was in it is
         # aborted now and then ("terminate called without an active exception").
         console.leave()

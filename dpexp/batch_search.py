@@ -70,8 +70,9 @@ def find_batch_size(
         raise ConfigError(
             "batch_size",
             "auto",
-            "the search starts processes of its own, and torchrun has started those of one run",
-            fix="python -m dpexp without torchrun, then batch_size=<what it found>",
+            f"the search starts processes of its own, and {facts.outer_name} has started those of "
+            "one run",
+            fix=f"python -m dpexp without {facts.outer_name}, then batch_size=<what it found>",
         )
     search = _Search(config, facts, limit, user_dir, in_sweep=in_sweep)
     began_s = now_s()

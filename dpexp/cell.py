@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpexp import env, network, server
+from dpexp import env, network, server, slurm
 from dpexp.check import check
 from dpexp.config import to_plain
 from dpexp.console import leave_quietly, say
@@ -20,7 +20,9 @@ from dpexp.provenance import code_of, git_state
 from dpexp.recording import UnwrittenResultError, record, write_result
 from dpexp.records import STEP_TABLES, ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
+from dpexp.schema_measuring import RanksFrom
 from dpexp.seats import seated
+from dpexp.slurm_requests import check_ranks_from
 from dpexp.stopping import STOP_SIGNALS, listen
 
 
@@ -76,13 +78,14 @@ def run_cell(
             plan = replace(plan, notes=(*seen, *plan.notes, *told))
             result = _run(plan, environment, folder, user_dir)
     except ConfigError as error:
-        if not in_sweep:
-            raise
-        return refused(config, environment, error, folder)
+        if in_sweep:
+            return refused(config, environment, error, folder)
+        _tell_other_hosts(config, error)
+        raise
     except _SearchFailedError as ended:
         result, search = ended.result, None
     if result is None:
-        return None
+        return None  # on a rank of torchrun's other than 0
     _raise_if_refused(result, in_sweep)
     if result.status == "ok":
         announce([note for note in result.notes if note not in plan.notes])
@@ -95,6 +98,15 @@ def _recorded(result: RunResult, folder: Path, user_dir: Path) -> RunResult:
     return recorded
 
 
+def _tell_other_hosts(config: Config, error: ConfigError) -> None:
+    """A refusal where ranks are on several hosts: not all may come to it."""
+    outer = env.outer_launcher()
+    if outer is not None and outer.several_agents:
+        from dpexp.join import refuse_together
+
+        refuse_together(config, error, outer)
+
+
 def _admit(config: Config, *, in_sweep: bool) -> tuple[str, ...]:
     """Refuse what is wrong without importing torch; then let the fork server import it.
 
@@ -105,6 +117,9 @@ def _admit(config: Config, *, in_sweep: bool) -> tuple[str, ...]:
         ConfigError: see the message.
     """
     check(config, in_sweep=in_sweep)
+    if config.parallel.ranks_from is RanksFrom.slurm:
+        check_ranks_from(config)
+        slurm.take_rank(in_sweep=in_sweep)
     outer = env.outer_launcher()
     network.check_interface(config.parallel.interface, own_ranks=outer is None)
     if outer is not None:
@@ -112,7 +127,7 @@ def _admit(config: Config, *, in_sweep: bool) -> tuple[str, ...]:
     several = config.parallel.strategy not in ONE_PROCESS
     # Imports torch beside this process's own import.
     server.start(several_ranks=several or in_sweep)
-    return network.notes(several_ranks=several)
+    return (*network.notes(several_ranks=several), *slurm.unused())
 
 
 def _with_search(result: RunResult, search: dict[str, Any]) -> RunResult:
@@ -160,11 +175,11 @@ def _run(
         from dpexp.join import join
 
         asked = plan.config.parallel.interface
-        env.fill_in(network.variables_of(asked, one_host=env.on_one_host(outer)))
+        env.fill_in(network.variables_of(asked, one_host=not outer.several_agents))
         return join(job, outer)
     from dpexp.launch import launch
 
-    return launch(job, user_dir)
+    return slurm.explained(launch(job, user_dir))
 
 
 class _SearchFailedError(Exception):
@@ -239,8 +254,9 @@ def claim_folder(folder: Path) -> None:
 
 
 def announce(notes: Any) -> None:
-    """Tell the user what she may not have expected."""
-    for note in notes:
+    """Tell the user what she may not have expected; of several ranks, the first one does."""
+    outer = env.outer_launcher()
+    for note in notes if outer is None or outer.rank == 0 else ():
         say(f"note: {note}")
 
 
@@ -260,7 +276,8 @@ def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
         yield
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
-        result = replace(stop.result, notes=[*stop.result.notes, f"see {STEP_TABLES}"])
+        ended = slurm.explained(stop.result)
+        result = replace(ended, notes=[*ended.notes, f"see {STEP_TABLES}"])
         try:
             with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record
                 result = record(result, folder, user_dir)

@@ -150,6 +150,11 @@ def _locked(place: int, file: str) -> int | None:
     except BaseException:
         os.close(handle)
         raise
+    if (
+        os.fstat(handle).st_nlink == 0
+    ):  # somebody has just tidied up: the next attempt finds a new one
+        os.close(handle)
+        return None
     return handle
 
 

@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from dpexp import env
 from dpexp.clocks import ClockOffset, clock_key, closest
@@ -25,8 +26,11 @@ _BYTE = torch.uint8
 _LENGTH_BYTES = 8
 
 
-def connect(plan: RunPlan, rank: int) -> Comm:
+def connect(plan: RunPlan, rank: int, store: Store | None = None) -> Comm:
     """The communicator of this rank.
+
+    Args:
+        store: where the ranks find each other; None = the one that the environment names.
 
     Raises:
         ConfigError: the network interface that the environment names is not there.
@@ -37,7 +41,8 @@ def connect(plan: RunPlan, rank: int) -> Comm:
     try:
         dist.init_process_group(
             plan.backend,
-            init_method="env://",
+            init_method="env://" if store is None else None,
+            store=store,
             rank=rank,
             world_size=plan.num_processes,
             timeout=timedelta(seconds=plan.config.parallel.timeout_s),
@@ -93,8 +98,12 @@ class Comm(ABC):
         """Overwrite the tensors with rank 0's. Waits for all."""
 
     @abstractmethod
-    def aside(self) -> dist.ProcessGroup | None:
-        """Another group of all ranks for a thread of its own; None of one process. All call it."""
+    def aside(self, timeout_s: float) -> dist.ProcessGroup | None:
+        """Another group of all ranks for a thread of its own; None of one process. All call it.
+
+        Args:
+            timeout_s: how long a rank waits there for the others.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -133,7 +142,7 @@ class LocalComm(Comm):
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         return None
 
-    def aside(self) -> dist.ProcessGroup | None:
+    def aside(self, timeout_s: float) -> dist.ProcessGroup | None:
         return None
 
     def close(self) -> None:
@@ -244,8 +253,9 @@ class TorchComm(Comm):
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
 
-    def aside(self) -> dist.ProcessGroup | None:
-        group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    def aside(self, timeout_s: float) -> dist.ProcessGroup | None:
+        limit = timedelta(seconds=timeout_s)
+        group: dist.ProcessGroup = dist.new_group(timeout=limit, backend="gloo")
         return group
 
     def close(self) -> None:

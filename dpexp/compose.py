@@ -13,7 +13,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import psutil
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -97,29 +96,13 @@ def fresh_folder(base: str) -> Path:
     return folder
 
 
-def shared_folder(outer: env.OuterLauncher, base: str) -> str:
-    """A run folder below `base` that all ranks of this launch agree on and no other launch has.
-
-    The ranks of one host have one parent, torchrun's agent: its start and its process id tell
-    launches apart. No torch here, and no communication: it is needed to compose the config.
-    """
-    agent = psutil.Process().parent()
-    if agent is None:
-        return str(Path(base) / outer.run_id)
-    started = time.localtime(agent.create_time())
-    return str(
-        Path(base)
-        / time.strftime("%Y-%m-%d", started)
-        / f"{time.strftime('%H-%M-%S', started)}-{agent.pid:x}"
-    )
-
-
 def discard(folder: Path) -> None:
     """Remove what a run or sweep that was refused has put into its folder, and nothing else.
 
     Also the folders above it, where they are dpexp's own and now empty.
     """
-    shutil.rmtree(folder / ".hydra", ignore_errors=True)
+    for name in (".hydra", ".submitit"):
+        shutil.rmtree(folder / name, ignore_errors=True)
     for pattern in (
         "multirun.yaml",
         "dpexp.log",
@@ -205,7 +188,7 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
     if choice is not None:
         group = choice[1]
         options = GROUPS.get(group) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-        shown = f"+{group}" if group == "experiment" else group
+        shown = f"+{group}" if group in ("experiment", "cluster") else group
         close = _close(choice[2], options) or next(reversed(options), "…")
         plugin = group.startswith("hydra/") and choice[2] in ("optuna", *NAMES.values())
         return ConfigError(
@@ -264,7 +247,7 @@ def _close(word: str, known: Sequence[str]) -> str | None:
 
 
 def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> list[str]:
-    """The command line of a rank that torchrun started: one folder for all of them.
+    """The command line of a rank that torchrun started; of its folder see gathering.py.
 
     Raises:
         ConfigError: a sweep, which needs processes of its own for each cell.
@@ -277,9 +260,6 @@ def arguments_under_torchrun(arguments: list[str], outer: env.OuterLauncher) -> 
             fix="python -m dpexp -m …, without torchrun",
         )
     added = ["hydra.mode=RUN"]
-    placed = ("hydra.run.dir=", "resume=")  # one that goes on has its folder
-    if not any(argument.lstrip("+").startswith(placed) for argument in arguments):
-        added.append(f"hydra.run.dir={shared_folder(outer, RUNS)}")
     if outer.rank != 0:
         added.append("hydra.output_subdir=null")  # .hydra/ is written once
     return [*arguments, *added]

@@ -66,10 +66,15 @@ def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:
         say("".join(traceback.format_exception(cause or error)))
         say(getattr(error, "trace", ""))
     outer = env.outer_launcher()
-    # All of torchrun's ranks come to the same refusal, if there are others.
-    if outer is None or outer.rank == 0 or not _answers(outer):
+    # All ranks of an outer launcher on a host come to the same refusal, if there are others.
+    if outer is None or outer.local_rank == 0 or not _others(outer):
         say(f"dpexp: {error}")
     sys.exit(1)
+
+
+def _others(outer: env.OuterLauncher) -> bool:
+    """Whether there are other ranks: srun starts all of its tasks."""
+    return env.ranks_are_slurms() or _answers(outer)
 
 
 def _answers(outer: env.OuterLauncher) -> bool:

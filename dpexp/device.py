@@ -32,6 +32,9 @@ def gather_facts() -> HardwareFacts:
         nccl=torch.distributed.is_available() and torch.distributed.is_nccl_available(),
         outer_world_size=outer.world_size if outer is not None else None,
         cpus=tuple(own_cpus()),
+        outer_name="torchrun" if outer is None else outer.name,
+        outer_local_size=outer.local_world_size if outer is not None else None,
+        outer_first_rank=outer.rank - outer.local_rank if outer is not None else 0,
     )
 
 
@@ -129,7 +132,7 @@ def peak_device_bytes(plan: RunPlan, rank: int) -> dict[str, int]:
     if plan.device_type != "cuda":
         return {}
     count = plan.num_devices if plan.num_processes == 1 else 1
-    first = plan.first_index + rank
+    first = plan.index_of(rank)
     return {
         f"cuda:{index}": torch.cuda.max_memory_allocated(index)
         for index in range(first, first + count)

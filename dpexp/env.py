@@ -26,6 +26,7 @@ _FOLLOWED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _TYPED = "DPEXP_TYPED"
 _SWEEP = "DPEXP_SWEEP"
+FROM_SLURM = "DPEXP_RANKFROM_SLURM"
 
 _HYDRA = "HYDRA_FULL_ERROR"
 _WANTED = "DPEXP_FULL_ERROR"
@@ -39,10 +40,22 @@ class OuterLauncher:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int  # ranks that one agent has started on this host
     run_id: str
     master_addr: str
     master_port: int
     host: int = 0  # which of the run's hosts, or of torchrun's agents
+    agents_store: bool = False  # whether an agent holds the store at that address; else rank 0
+
+    @property
+    def name(self) -> str:
+        """Who started this process as a rank."""
+        return "Slurm" if ranks_are_slurms() else "torchrun"
+
+    @property
+    def several_agents(self) -> bool:
+        """Whether ranks of this run have been started by another process too: on other hosts."""
+        return self.local_world_size < self.world_size
 
 
 def outer_launcher() -> OuterLauncher | None:
@@ -61,16 +74,24 @@ def outer_launcher() -> OuterLauncher | None:
     )
     if any(name not in os.environ for name in names) or left_over(os.environ):
         return None
+    world_size = int(os.environ["WORLD_SIZE"])
     return OuterLauncher(
         rank=int(os.environ["RANK"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
+        world_size=world_size,
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
         run_id=os.environ["TORCHELASTIC_RUN_ID"],
         master_addr=os.environ["MASTER_ADDR"],
         master_port=int(os.environ["MASTER_PORT"]),
         # Tasks of srun that are ranks by themselves have no agent that sets the first one.
         host=int(os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or 0),
+        agents_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def ranks_are_slurms() -> bool:
+    """Whether this process is a task of srun, and a rank by that, and not by torchrun."""
+    return os.environ.get(FROM_SLURM) == "1"
 
 
 def own_rank() -> int:
@@ -118,11 +139,6 @@ def fill_in(variables: dict[str, str]) -> None:
     for name, value in variables.items():
         if not os.environ.get(name):
             os.environ[name] = value
-
-
-def on_one_host(outer: OuterLauncher) -> bool:
-    """Whether the outer launcher says that all ranks are on this machine."""
-    return os.environ.get("LOCAL_WORLD_SIZE") == str(outer.world_size)
 
 
 def take_over_hydra_errors() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,18 +20,26 @@ def write_whole(path: Path, text: str) -> None:
 
     The temporary file lies in the same folder (a rename is atomic only within a file system).
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    handle, temporary = _beside(path)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors=UNENCODABLE) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _beside(path: Path) -> tuple[int, Path]:
+    """A new file in the folder of `path`, opened for writing: readable by whom the umask lets."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), temporary
+        except FileExistsError:
+            continue
 
 
 def claim(path: Path, text: str) -> bool:
@@ -39,12 +47,10 @@ def claim(path: Path, text: str) -> bool:
 
     Several processes may try at once: exactly one of them succeeds.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    handle, temporary = _beside(path)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors=UNENCODABLE) as file:
             file.write(text)
-        temporary.chmod(0o644)
         try:
             os.link(temporary, path)
         except FileExistsError:

@@ -53,13 +53,22 @@ def typed(hydra: Any) -> list[str]:
 def refuse_launcher(hydra: Any) -> None:
     """Refuse settings under which several runs would share a folder.
 
+    What a job of Slurm asks for is judged with its cell (slurm_requests.py).
+
     Raises:
-        ConfigError: a submitit job of several tasks.
+        ConfigError: a local job of several tasks, or one of Slurm that would run again.
     """
-    if target_of(hydra) not in (LOCAL, SLURM):
-        return
-    for key in ("tasks_per_node", "nodes"):
-        value = hydra.launcher.get(key, 1)
+    launcher, target = hydra.launcher, target_of(hydra)
+    if target == SLURM and launcher.get("max_num_timeout", 0) != 0:
+        raise ConfigError(
+            "hydra.launcher.max_num_timeout",
+            launcher.max_num_timeout,
+            "a job that runs again would find the folder of its first attempt",
+            allowed="0",
+            fix="hydra.launcher.max_num_timeout=0, and resume=last for what was not finished",
+        )
+    for key in ("tasks_per_node", "nodes") if target == LOCAL else ():
+        value = launcher.get(key, 1)
         if value != 1:
             raise ConfigError(
                 f"hydra.launcher.{key}",

@@ -90,6 +90,11 @@ class Progress:
         """The first step begins now."""
         self._cells[BEGAN] = int(time.time() * 1e6)
 
+    @property
+    def began_s(self) -> float:
+        """When the first step began, in seconds of Unix time; 0 if it has not."""
+        return self._cells[BEGAN] / 1e6
+
     def current_step(self) -> int | None:
         """The step at work; while a batch is waited for, the one it is for."""
         return step_at(self.step, self.phase)

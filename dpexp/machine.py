@@ -147,8 +147,9 @@ class Watch:
         if self._start is None:
             return {"start": None, "end": None, "reason": "no step was measured", "warnings": []}
         start, began_s, _ = self._start
-        end, ended_s, _ = self._now([pid for pid, _ in gathered])
-        own = sum(seconds for _, seconds in gathered if seconds is not None)
+        here = gathered[: self._plan.processes_here]  # rank 0 reads its own host, where these are
+        end, ended_s, _ = self._now([pid for pid, _ in here])
+        own = sum(seconds for _, seconds in here if seconds is not None)
         return record(start, end, load_between(start, end, own, ended_s - began_s), self._cores())
 
     def _now(self, pids: list[int]) -> tuple[Snapshot, float, float]:
@@ -162,5 +163,5 @@ class Watch:
         return snapshot, now_s(), own_s
 
     def _cores(self) -> int:
-        most = self._plan.threads_per_process * self._plan.num_processes
+        most = self._plan.threads_per_process * self._plan.processes_here
         return min(most, len(self._plan.cpus() or own_cpus()) or most)

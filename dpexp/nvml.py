@@ -48,7 +48,7 @@ def open_nvml(plan: RunPlan) -> tuple[Nvml | None, str]:
     first = plan.first_index
     try:
         library.nvmlInit()
-        uuids = [_uuid(index) for index in range(first, first + plan.num_devices)]
+        uuids = [_uuid(index) for index in range(first, first + plan.devices_here)]
         return Nvml(library, uuids, first), ""
     except Exception as error:  # noqa: BLE001  # NVML's errors share no base with torch's
         return None, f"NVML: {_text(error)}"

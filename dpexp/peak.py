@@ -63,7 +63,7 @@ def peak_note(plan: RunPlan) -> str:
     if plan.emulated:
         told.append("all threads of the process, divided by the emulated devices")
     if plan.device_type == "cpu":
-        threads = plan.threads_per_process * plan.num_processes
+        threads = plan.threads_per_process * plan.processes_here
         if threads > (len(plan.cpus() or own_cpus()) or threads):
             told.append(f"the share of a core that each of {threads} threads can have")
     return "; ".join(told)
@@ -80,7 +80,7 @@ def share_of(plan: RunPlan, cores: int) -> float:
     """
     if plan.device_type != "cpu":
         return 1.0
-    threads = plan.threads_per_process * plan.num_processes
+    threads = plan.threads_per_process * plan.processes_here
     turns = min(1.0, cores / threads) if cores else 1.0
     return turns / plan.num_devices if plan.emulated else turns
 

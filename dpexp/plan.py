@@ -13,7 +13,7 @@ from dpexp.check_measuring import check_ranks, check_sleeps, injected
 from dpexp.errors import ConfigError
 from dpexp.extra_work import extra_work
 from dpexp.pinning import check_pin, cores_needed, shares, threads_of
-from dpexp.schedule import chunk_sizes
+from dpexp.plan_notes import plan_notes
 from dpexp.schema import ONE_PROCESS, Config, Scaling, StrategyName
 
 # Up to so many ranks each has files of its own; more share one per host.
@@ -29,7 +29,10 @@ class HardwareFacts:
     num_accelerators: int
     requested_threads: int | None = None  # OMP_NUM_THREADS as the user set it
     nccl: bool = False
-    outer_world_size: int | None = None  # set when torchrun started this process
+    outer_world_size: int | None = None  # set when torchrun started this process, like the next:
+    outer_local_size: int | None = None  # its processes on this host
+    outer_name: str = "torchrun"  # or Slurm
+    outer_first_rank: int = 0  # the rank of the first of them
     cpus: tuple[int, ...] = ()  # that this process may use; () where the system does not say
     # This run's alone (seats.py); () = none are claimed.
     claimed_cores: tuple[int, ...] = ()
@@ -58,6 +61,8 @@ class RunPlan:
     calibration_pairs: int  # of extra steps with and without gradient exchange; 0 = none
     counts_flops: bool
     notes: tuple[str, ...]
+    devices_here: int  # on the host that this plan was made on: all, but where ranks are on others
+    first_rank: int  # of those on this host
     pinned: tuple[tuple[int, ...], ...] = ()  # cores of each rank; () = all that it may use
     claimed_devices: tuple[str, ...] = ()  # all that the ranks see; () = what this process sees
 
@@ -66,10 +71,19 @@ class RunPlan:
         return tuple(cpu for cores in self.pinned for cpu in cores)
 
     def device_of(self, rank: int) -> str:
-        """The torch device string of a rank's (first) device."""
+        """The torch device string of the (first) device of a rank on this host."""
         if self.device_type in ("cpu", "mps"):
             return self.device_type
-        return f"{self.device_type}:{self.first_index + rank}"
+        return f"{self.device_type}:{self.index_of(rank)}"
+
+    @property
+    def processes_here(self) -> int:
+        """Those on this host."""
+        return 1 if self.strategy in ONE_PROCESS else self.devices_here
+
+    def index_of(self, rank: int) -> int:
+        """The number of that device among those of its host."""
+        return self.first_index + rank - self.first_rank
 
 
 def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -> RunPlan:
@@ -86,27 +100,22 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
     strategy = config.parallel.strategy
     device_type, first_index = _device(config, facts)
     num_devices = resolve_num_devices(config.num_devices, strategy, device_type, first_index, facts)
-    _check_count(config, facts, device_type, first_index, num_devices)
+    here = _devices_here(strategy, num_devices, facts)
+    _check_count(config, facts, device_type, first_index, here)
     num_processes = 1 if strategy in ONE_PROCESS else num_devices
     check_sleeps(config, device_type)
     absent = check_ranks(config, num_devices, num_processes, in_sweep=in_sweep)
     disturbed = (f"injected: {text}" for text in injected(config, num_devices, num_processes))
-    if facts.outer_world_size is not None and facts.outer_world_size != num_processes:
-        raise ConfigError(
-            "num_devices",
-            config.num_devices,
-            f"torchrun started {facts.outer_world_size} processes, parallel={strategy.value} with "
-            f"{num_devices} devices needs {num_processes}",
-            fix=f"torchrun --nproc-per-node {num_processes}, or another num_devices",
-        )
+    _check_launched(config, facts, num_devices, num_processes)
     check_precision(config, device_type)
     check_preparation(config, device_type)
     batch_rows = int(config.batch_size) * (num_devices if config.scaling is Scaling.weak else 1)
     batch_rows_per_device = -(-batch_rows // num_devices)  # of the largest chunk
     _check_rows(config, batch_rows_per_device)
     emulated = strategy is StrategyName.dp and device_type == "cpu"
+    processes_here = 1 if strategy in ONE_PROCESS else here
     threads = threads_of(
-        facts.requested_threads, facts.cores, num_devices, num_processes, core_each=config.pin
+        facts.requested_threads, facts.cores, here, processes_here, core_each=config.pin
     )
     if config.pin:
         needed = cores_needed(threads, num_devices, num_processes)
@@ -127,10 +136,40 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
         emulated=emulated,
         backend=_backend(config, facts, device_type),
         **extra_work(config, device_type, num_processes, in_sweep),
-        notes=(*_notes(config, facts, device_type, num_devices, batch_rows), *absent, *disturbed),
+        notes=(
+            *plan_notes(config, facts.cores, device_type, num_devices, here, batch_rows),
+            *absent,
+            *disturbed,
+        ),
+        devices_here=here,
+        first_rank=facts.outer_first_rank,
         pinned=shares(facts.claimed_cores, num_processes),
         claimed_devices=facts.claimed_devices,
     )
+
+
+def _check_launched(
+    config: Config, facts: HardwareFacts, num_devices: int, num_processes: int
+) -> None:
+    """Refuse another number of processes than the outer launcher has started."""
+    if facts.outer_world_size is not None and facts.outer_world_size != num_processes:
+        raise ConfigError(
+            "num_devices",
+            config.num_devices,
+            f"{facts.outer_name} started {facts.outer_world_size} processes, "
+            f"parallel={config.parallel.strategy.value} with {num_devices} devices needs "
+            f"{num_processes}",
+            fix=f"torchrun --nproc-per-node {num_processes}, or another num_devices"
+            if facts.outer_local_size == facts.outer_world_size and facts.outer_name == "torchrun"
+            else f"num_devices=auto, or other numbers for {facts.outer_name}",
+        )
+
+
+def _devices_here(strategy: StrategyName, num_devices: int, facts: HardwareFacts) -> int:
+    """How many of the run's devices this host has: all, but where ranks are on others too."""
+    if strategy in ONE_PROCESS or facts.outer_local_size is None:
+        return num_devices
+    return min(num_devices, facts.outer_local_size)
 
 
 def resolve_num_devices(
@@ -210,12 +249,16 @@ def _check_count(
             fix="parallel=none, or device=cpu",
         )
     if first + count > facts.num_accelerators:
+        there = facts.num_accelerators - first
+        fix = f"num_devices={there}, or device=cpu"
+        if facts.outer_local_size is not None and strategy not in ONE_PROCESS:
+            fix = f"{there} processes a host from {facts.outer_name}, or device=cpu"
         raise ConfigError(
             "num_devices",
             count,
-            f"starting at {device_type}:{first} there are {facts.num_accelerators - first} devices",
-            allowed=f"1 to {facts.num_accelerators - first}",
-            fix=f"num_devices={facts.num_accelerators - first}, or device=cpu",
+            f"starting at {device_type}:{first} there are {there} devices",
+            allowed=f"1 to {there}",
+            fix=fix,
         )
 
 
@@ -244,32 +287,3 @@ def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | No
             fix="parallel.backend=gloo",
         )
     return backend
-
-
-def _notes(
-    config: Config, facts: HardwareFacts, device_type: str, num_devices: int, batch_rows: int
-) -> tuple[str, ...]:
-    notes = []
-    if device_type == "cpu" and num_devices > facts.cores:
-        notes.append(
-            f"{num_devices} devices share {facts.cores} cores: "
-            "their times include waiting for a core"
-        )
-    if batch_rows % num_devices:
-        chunks = _listed(chunk_sizes(batch_rows, num_devices))
-        notes.append(
-            f"batch_size {batch_rows} is not divisible by num_devices {num_devices}: "
-            f"the devices get {chunks} rows; gradients are weighted by rows"
-        )
-    if config.prepare.sync_batchnorm and num_devices == 1:
-        notes.append(
-            "prepare.sync_batchnorm: one device sees the whole batch, so there is nothing to do"
-        )
-    notes.extend(f"{key}: not a key of dpexp; recorded, not used" for key in config.extra)
-    return tuple(notes)
-
-
-def _listed(sizes: tuple[int, ...]) -> str:
-    """The sizes of the chunks; of many, the first and the last ones."""
-    shown = [str(size) for size in sizes]
-    return ", ".join(shown if len(shown) <= 8 else [*shown[:3], "…", *shown[-2:]])

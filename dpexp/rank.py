@@ -22,6 +22,7 @@ from typing import Any, final
 
 from dpexp import env
 from dpexp.beacon import own_cells
+from dpexp.comm import Comm, connect
 from dpexp.failures import LATE_PEER, describe
 from dpexp.files import SharedLines
 from dpexp.lifeline import Interrupted, Lifeline, stop_listening
@@ -33,7 +34,7 @@ from dpexp.records import ErrorRecord, RankResult, RunResult
 from dpexp.stacks import offer
 from dpexp.stopping import GRACE_S
 from dpexp.texts import visible
-from dpexp.worker import RankJob, run_rank
+from dpexp.worker import Connect, RankJob, run_rank
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,14 @@ def enter(user_dir: Path) -> None:
 Keep = Callable[[ErrorRecord, RankResult | None], None]
 
 
-def guarded(job: RankJob, rank: int, progress: Progress, keep: Keep) -> RunResult | None:
+def own_ranks(job: RankJob, rank: int) -> tuple[Comm, RankJob]:
+    """Connect ranks that dpexp has started, which know all of their run."""
+    return connect(job.plan, rank), job
+
+
+def guarded(
+    job: RankJob, rank: int, progress: Progress, keep: Keep, connected: Connect = own_ranks
+) -> RunResult | None:
     """Run the rank; when it fails, `keep` the error record and end the process.
 
     The process ends without unwinding further: a DDP object still hangs on the traceback, and
@@ -153,7 +161,7 @@ def guarded(job: RankJob, rank: int, progress: Progress, keep: Keep) -> RunResul
     try:
         level = logging.INFO if rank == 0 else logging.WARNING
         handlers = open_log(job.folder, f"rank={rank}", level)
-        result = run_rank(job, rank, progress)
+        result = run_rank(job, rank, progress, connected)
     except BaseException as error:  # noqa: BLE001  # sys.exit in user code is a failure too
         stop_listening()
         record = describe(error, job.plan, rank, progress)

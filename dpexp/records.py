@@ -26,7 +26,16 @@ COMM_PARTS = ("comm_exposed", "comm_overlapped", "straggler_wait")
 STEP_TABLES = "steps.*.csv"
 
 STATUSES = ("ok", "failed", "skipped", "interrupted")
-KINDS = ("config", "user_error", "oom", "crash", "hang", "nonfinite", "interrupted")
+KINDS = (
+    "config",
+    "user_error",
+    "oom",
+    "crash",
+    "hang",
+    "nonfinite",
+    "interrupted",
+    "time_limit",
+)
 
 
 class StepRecord(NamedTuple):
@@ -106,6 +115,7 @@ class ErrorRecord:
     phase: str | None = None
     during: str | None = None  # what it was part of when not the run's own steps
     stacks: dict[str, str] | None = None  # of a hang: of each rank, by its number
+    host: str | None = None  # of the rank, where ranks are on several hosts
 
 
 @dataclass(frozen=True)
@@ -189,6 +199,7 @@ class RunResult:
     restarts: dict[str, Any] | None = None  # see restarting.py
     injected: list[str] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
+    hosts: list[dict[str, Any]] = field(default_factory=list)  # see hosts.py; under torchrun
     notes: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, final
 
 from dpexp import checkpoint
 from dpexp.records import ErrorRecord, RunResult
+from dpexp.results import restarted
 from dpexp.worker import RankJob
 
 # A rank was lost: another attempt may go well. What went wrong in the code or in the model would
@@ -65,16 +65,12 @@ class Attempts:
         return True
 
     def told(self, result: RunResult) -> RunResult:
-        """The result with what was lost on the way to it."""
+        """The result with what was lost on the way to it; a save that was cut off is removed."""
+        checkpoint.clear(self._job.folder)
         if not self._causes:
             return result
         count = len(self._causes)
-        restarts = {"count": count, "causes": self._causes, "lost_s": self._lost_s}
-        note = (
-            f"started again {count} time{'s' if count > 1 else ''} after a rank was lost: its "
-            "timing is of the steps since then alone, and it is no measure of an undisturbed run"
-        )
-        return replace(result, restarts=restarts, notes=[*result.notes, note])
+        return restarted(result, {"count": count, "causes": self._causes, "lost_s": self._lost_s})
 
     def _count_waiting(self) -> None:
         """From the failure before to this attempt's first step, or to its end if it had none."""

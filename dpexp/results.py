@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from dpexp.check_measuring import injected
 from dpexp.config import to_plain
+from dpexp.hosts import host_of
 from dpexp.plan import RunPlan
 from dpexp.records import PHASES, ErrorRecord, RankResult, RunResult
 
@@ -145,6 +147,32 @@ def ended_early(
     return replace(known, status=status, error=error, throughput=None)
 
 
+def restarted(result: RunResult, restarts: dict[str, Any] | None) -> RunResult:
+    """The result of a run whose ranks have started again on the way to it, if they have."""
+    if restarts is None:
+        return result
+    count = restarts["count"]
+    note = (
+        f"started again {count} time{'s' if count > 1 else ''} after a rank was lost: its "
+        "timing is of the steps since then alone, and it is no measure of an undisturbed run"
+    )
+    return replace(result, restarts=restarts, notes=[*result.notes, note])
+
+
+def placed(result: RunResult, hosts: Sequence[dict[str, Any]]) -> RunResult:
+    """The result of a run that an outer launcher has started: which ranks were where."""
+    ranks = [{**each, "host": host_of(hosts, each["rank"])} for each in result.ranks]
+    stragglers = result.stragglers
+    if stragglers is not None and stragglers.get("rank") is not None:
+        stragglers = {**stragglers, "host": host_of(hosts, stragglers["rank"])}
+    return replace(
+        result,
+        ranks=ranks if len(hosts) > 1 else result.ranks,
+        stragglers=stragglers if len(hosts) > 1 else result.stragglers,
+        hosts=list(hosts),
+    )
+
+
 def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
     """What is known of a run as soon as it is planned: fields of :class:`RunResult`."""
     return {
@@ -152,7 +180,7 @@ def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
         "config": to_plain(plan.config),
         "environment": environment,
         "parallel": plan.strategy.value,
-        "device": plan.device_of(0),
+        "device": plan.device_of(plan.first_rank),
         "emulated": plan.emulated,
         "num_devices": plan.num_devices,
         "num_processes": plan.num_processes,

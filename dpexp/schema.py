@@ -1,8 +1,7 @@
 """The typed schema of the config: every key, its type and its documentation, once.
 
-Values live in ``conf/``; ``--help`` is made from the docs below. The schema is applied after
-composition (see config.py) rather than as a structured root node: a structured root would refuse
-``+foo=1``, and typed group options would refuse the arguments of a user's own ``_target_``.
+Values live in ``conf/``; ``--help`` is made from the docs below. It is applied after composition
+(config.py): a structured root would refuse ``+foo=1``, and the arguments of a user's own class.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from dpexp.schema_measuring import (
     CheckpointConfig,
     InjectConfig,
     MeasureConfig,
+    RanksFrom,
     Rerun,
     UntilConfig,
     doc,
@@ -91,6 +91,7 @@ class ParallelConfig:
 
     strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
+    ranks_from: RanksFrom = doc("auto: torchrun's, else dpexp's own; slurm: the tasks of an srun")
     interface: str | None = doc("the network interface of a run on several hosts (lo, eth0, ib0)")
     max_restarts: int = doc("how often all ranks start again after one of them was lost")
     backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")

@@ -42,7 +42,7 @@ RESULT: Final[dict[str, Any]] = {
     },
     "error": {
         **dict.fromkeys(
-            ("kind", "type", "message", "traceback", "user_frames", "phase", "during"), str
+            ("kind", "type", "message", "traceback", "user_frames", "phase", "during", "host"), str
         ),
         "rank": int,
         "step": int,
@@ -86,6 +86,7 @@ RESULT: Final[dict[str, Any]] = {
     "energy": {"per_sample_j": AMOUNT},
     "machine": {"warnings": [str]},
     "ranks": [{"rank": int, "phase_mean_s": {ANY: FIGURE}}],
+    "hosts": [{"host": str, "ranks": [int]}],
     "injected": [str],
     "notes": [str],
 }

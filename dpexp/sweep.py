@@ -12,19 +12,21 @@ from typing import Any, final
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from dpexp import env
+from dpexp import env, slurm
 from dpexp.cell import announce, claim_folder
 from dpexp.check import check
 from dpexp.compose import SWEEPS, discard, explain_os
 from dpexp.config import load, without_hydra
 from dpexp.console import refuse
 from dpexp.errors import ConfigError
+from dpexp.gathering import run_folder
 from dpexp.going_on import folder_to_go_on_in, take_over
 from dpexp.launchers import refuse_launcher, simultaneous, typed
 from dpexp.records import RunResult
 from dpexp.repeating import refuse_other_sweepers
 from dpexp.resuming import refuse_rerun_alone, without_own
 from dpexp.schema import Config
+from dpexp.schema_measuring import RanksFrom
 from dpexp.searching import OPTUNA
 from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
 
@@ -61,12 +63,20 @@ class DpexpCallback(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
+            if config.parallel.get("ranks_from") == RanksFrom.slurm.value:
+                slurm.take_rank()
             own = load(without_hydra(config))
             check(own)
-            if own.resume is None:
+            outer = env.outer_launcher()
+            if own.resume is not None:
+                _put_run(config, _go_on_with_run(own, config))
+            elif outer is None:
                 claim_folder(Path(config.hydra.run.dir))
             else:
-                _go_on_with_run(own, config)
+                _put_run(config, run_folder(outer, _typed(config), own))
+            if outer is not None and outer.rank != 0:
+                with open_dict(config.hydra):
+                    config.hydra.output_subdir = None  # .hydra/ is written once
         except ConfigError as error:
             refuse(error)
 
@@ -104,15 +114,27 @@ class DpexpCallback(Callback):
             sys.exit(1)
 
 
-def _go_on_with_run(own: Config, config: DictConfig) -> None:
-    """Let a run go on in the folder of an earlier one."""
-    named = any(each.startswith("hydra.run.dir=") for each in config.hydra.overrides.hydra)
-    folder = folder_to_go_on_in(own, Path(config.hydra.run.dir) if named else None)
+def _typed(config: DictConfig) -> Path | None:
+    """The folder of the run, where the user has said it."""
+    named = any(
+        each.lstrip("+").startswith("hydra.run.dir=") for each in config.hydra.overrides.hydra
+    )
+    return Path(config.hydra.run.dir) if named else None
+
+
+def _put_run(config: DictConfig, folder: Path) -> None:
+    """Let the run that begins write to this folder."""
+    with open_dict(config.hydra):
+        config.hydra.run.dir = str(folder)
+
+
+def _go_on_with_run(own: Config, config: DictConfig) -> Path:
+    """The folder of an earlier run in which this one goes on."""
+    folder = folder_to_go_on_in(own, _typed(config))
     outer = env.outer_launcher()
     if outer is None or outer.rank == 0:
         atexit.register(take_over(folder).release)
-    with open_dict(config.hydra):
-        config.hydra.run.dir = str(folder)
+    return folder
 
 
 def go_on_in(config: DictConfig, folder: Path) -> None:

@@ -28,6 +28,7 @@ from dpexp.orphans import wait_for_orphans
 from dpexp.records import LaterSchemaError, read_run
 from dpexp.resuming import Found, Planned, in_first_order, to_run, without_own
 from dpexp.schema_measuring import Rerun
+from dpexp.slurm import refuse_jobs_below
 from dpexp.sweep_lock import DRAW, JOBS, RECORD
 
 RECORD_END = "# the end\n"  # without it the record was cut off, or is not by dpexp
@@ -169,6 +170,7 @@ def left_to_run(folder: Path, planned: Sequence[Planned], rerun: Rerun | None) -
     Raises:
         ConfigError: see :func:`dpexp.resuming.to_run`; nothing is moved then.
     """
+    refuse_jobs_below(folder)
     wait_for_orphans(folder, in_cells=True)
     found = found_cells(folder) | _in_place(folder, planned)
     numbers = to_run(str(folder), planned, found, rerun)

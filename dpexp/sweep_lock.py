@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -30,7 +31,8 @@ class SweepLock:
         """Give it back and remove the file. Safe to call again."""
         if self._handle is not None:
             # Removed while it is still locked: who has opened it meanwhile sees that it is gone.
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that has become read-only; whoever comes may lock it
+                self._path.unlink(missing_ok=True)
             os.close(self._handle)
             self._handle = None
 

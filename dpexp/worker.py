@@ -20,7 +20,7 @@ from dpexp.brought import gather_results
 from dpexp.check_measuring import not_reached
 from dpexp.checkpoint import Checkpoint, attempts_before
 from dpexp.checkpointing import Checkpoints, carried_parity, find
-from dpexp.comm import Comm, connect
+from dpexp.comm import Comm
 from dpexp.comm_recorder import CommRecorder
 from dpexp.compute import compute_of, peak_of
 from dpexp.config import to_plain
@@ -38,7 +38,7 @@ from dpexp.precision import set_float32
 from dpexp.rank_result import rank_result
 from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
-from dpexp.results import assemble
+from dpexp.results import assemble, placed
 from dpexp.schema import Config
 from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import (
@@ -65,20 +65,28 @@ class RankJob:
     plan: RunPlan
     environment: dict[str, Any]  # of the run's record, not of the process
     folder: Path
+    # Once the ranks of an outer launcher have met:
+    hosts: tuple[dict[str, Any], ...] = ()  # see hosts.py
 
 
-def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
+Connect = Callable[[RankJob, int], tuple[Comm, RankJob]]
+
+
+def run_rank(job: RankJob, rank: int, progress: Progress, connected: Connect) -> RunResult | None:
     """Run this rank's share. Returns the run's result on rank 0, None on the others.
 
     Writes ``steps.rank<r>.csv``, or into its host's table; on rank 0
     also the event file and ``shapes.csv``.
+
+    Args:
+        connected: makes the communicator, and adds to the job what the ranks have told each other.
     """
     if rank == 0:
         # They are made after the run; a name that is wrong is told before it.
         for name, node in job.plan.config.sinks.items():
             sink_class(name, node)
     device = prepare(job.plan, rank)
-    comm = connect(job.plan, rank)
+    comm, job = connected(job, rank)
     board = TensorBoardSink(job.folder) if rank == 0 else None
     if board is not None:
         board.text("config", code_block(_yaml(to_plain(job.plan.config))))
@@ -105,6 +113,7 @@ def run_rank(job: RankJob, rank: int, progress: Progress) -> RunResult | None:
             compute = compute_of(job.plan, gathered, peak, before_bytes)
             gathered[0] = replace(gathered[0], compute=compute)
         result = assemble(job.plan, job.environment, gathered)
+        result = placed(result, job.hosts)
         write_timeline(job.folder / "timeline.json", gathered)
         shapes = [record for each in gathered for record in each.shapes]
         write_shapes(job.folder / "shapes.csv", shapes)

@@ -34,19 +34,18 @@ NAMES = {
         sink_csv sink_facts sink_tensorboard sink_timeline
     """,
     "": """
-        accumulation anatomy anatomy_buckets anatomy_models arrays bad_input batch_search
-        batches brought build calibration
-        calibration_restores careful causes check check_measuring check_sinks
-        check_workloads collate comm_recorder comm_times comparing compose composing
-        config contrast cut device env equality errors evaluate experiments exposure
-        extra_work extras failures feed files full_disk gpt inspect job_config judge
-        launched_ranks launchers launching loading losses many_ranks masking metrics models
-        nvml
-        odd_text one_queue optimizers packaging pairing parity plan plan_workloads precision
-        preload prepare provenance publishing rates records reference repeating repeats
-        results resume resuming run_folder scale schedule shapes soundness stats stragglers
-        streams sweep synthetic tolerance tracing training transfer tutorial uncertainty
-        uncut weights
+        accumulation anatomy anatomy_buckets anatomy_models arrays bad_command_lines
+        bad_input batch_search batches brought build calibration calibration_restores
+        careful causes check check_measuring check_sinks check_workloads collate
+        comm_recorder comm_times comparing compose composing config contrast cut device
+        env equality errors evaluate experiments exposure extra_work extras failures
+        feed files full_disk gpt inspect job_config judge launched_ranks launchers
+        launching leftover loading losses many_ranks masking metrics models network nvml
+        odd_text one_queue optimizers packaging pairing parity plan plan_workloads
+        precision preload prepare provenance publishing rates records reference
+        repeating repeats results resume resuming run_folder scale schedule shapes
+        soundness stats stragglers streams sweep synthetic tolerance tracing training
+        transfer tutorial uncertainty uncut weights wire
     """,
 }
 MODULES = frozenset(

@@ -147,7 +147,7 @@ def cli(tmp_path: Path) -> Cli:
 
     def run(
         *arguments: str,
-        timeout: float = 120,
+        timeout: float = 170,
         env: dict[str, str] | None = None,
         python: tuple[str, ...] = (),
         cwd: Path | None = None,

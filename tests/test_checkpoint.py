@@ -98,7 +98,7 @@ def test_a_lost_rank_starts_all_ranks_again_from_the_last_checkpoint(
     # Steps so slow that the checkpoint of step 6 is written when the rank dies.
     several = [*DROPPED, "parallel=ddp", "num_devices=4", "inject.data_delay_s=0.05"]
     whole = dpexp.run(several)
-    lost = ["parallel.max_restarts=1", "inject.die_rank=2", "inject.at_step=8"]
+    lost = ["parallel.max_restarts=1", "inject.die_rank=2", "inject.at_step=8", "check.parity=true"]
     run = dpexp.run([*several, *lost])
     assert final(run) == final(whole)
     restarts = run.result.restarts
@@ -119,10 +119,13 @@ def test_a_lost_rank_starts_all_ranks_again_from_the_last_checkpoint(
     assert int(first["step"]) == cause["gone_on_from"]
     assert json.loads((run.folder / "run.json").read_text())["restarts"] == restarts
     assert not list((run.folder / "checkpoints").glob(".*"))
+    # The certificate is that of the first attempt.
+    assert (run.result.parity or {})["verdict"] == "pass"
 
 
-def test_without_checkpoints_a_lost_rank_starts_the_run_from_its_beginning() -> None:
-    run = dpexp.run([*TRAINED, "steps=6", "parallel.max_restarts=2", "inject.die_rank=0"])
+@pytest.mark.parametrize("end", [["inject.die_rank=0"], ["inject.hang_rank=0", "watchdog_s=2"]])
+def test_without_checkpoints_a_lost_rank_starts_the_run_from_its_beginning(end: list[str]) -> None:
+    run = dpexp.run([*TRAINED, "steps=6", "parallel.max_restarts=2", *end])
     assert run.result.status == "ok"
     assert run.result.restarts is not None and run.result.checkpoint is None
     assert [cause["gone_on_from"] for cause in run.result.restarts["causes"]] == [0]

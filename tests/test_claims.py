@@ -184,6 +184,23 @@ def test_no_link_is_followed_for_a_file(place: Path, tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "kept"
 
 
+def test_a_file_that_is_removed_while_it_is_locked_is_no_claim(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = claims.fcntl.flock
+
+    def tidied_up(handle: int, how: int) -> None:
+        lock(handle, how)
+        (place / "core-0").unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims.fcntl, "flock", tidied_up)
+        assert attempt(cores(1, "0"), Path("/runs/b")) == ["core-0: a run that has just begun"]
+    claim = taken(cores(1, "0"))
+    assert isinstance(attempt(cores(1, "0"), Path("/runs/b")), list)
+    claim.release()
+
+
 def test_a_name_with_slashes_is_a_file_in_the_folder(place: Path) -> None:
     claim = taken(Wanted("cuda", ("MIG-GPU-1f/../../1/0",), 1))
     assert (place / "cuda-MIG-GPU-1f_______1_0").exists()

@@ -54,7 +54,19 @@ def test_a_machine_is_the_boot_of_its_kernel(
 ) -> None:
     (tmp_path / "boot_id").write_text("1234-abcd\n")
     monkeypatch.setattr(clocks, "_BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(clocks, "_CLOCKS", tmp_path / "none")
     assert machine_id() == "1234-abcd"
+
+
+def test_containers_with_clocks_of_their_own_are_several_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clocks").symlink_to("time:[1]")
+    monkeypatch.setattr(clocks, "_CLOCKS", tmp_path / "clocks")
+    first = machine_id()
+    (tmp_path / "clocks").unlink()
+    (tmp_path / "clocks").symlink_to("time:[2]")
+    assert machine_id() != first
 
 
 def test_where_the_kernel_does_not_tell_it_is_the_host(

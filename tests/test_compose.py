@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import psutil
 import pytest
 from builders import make_facts
 from hydra import initialize_config_dir
@@ -25,6 +24,7 @@ from dpexp.errors import ConfigError
 from dpexp.schema import NESTED, Config
 
 CONF = compose.config_folder()
+ADDED = ("experiment", "cluster")  # groups without a choice of their own
 OPTIONS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml"))]
 
 
@@ -42,7 +42,7 @@ def explained(*overrides: str) -> ConfigError:
 
 
 def outer(rank: int = 0) -> OuterLauncher:
-    return OuterLauncher(rank, rank, 2, "abc", "127.0.0.1", 29500)
+    return OuterLauncher(rank, rank, 2, 2, "abc", "127.0.0.1", 29500)
 
 
 # The config
@@ -66,7 +66,7 @@ def test_every_option_of_conf_is_a_valid_config(
     group: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras, "_is_there", lambda _package, own: True)
-    overrides = [f"+{group}={option}" if group == "experiment" else f"{group}={option}"]
+    overrides = [f"+{group}={option}" if group in ADDED else f"{group}={option}"]
     if option == "custom":
         key = "sinks.custom" if group == "sinks" else group
         overrides.append(f"{key}._target_=mymodule.Mine")
@@ -153,23 +153,6 @@ def test_discarding_keeps_what_others_wrote(tmp_path: Path) -> None:
     assert (folder.parent / "11-00-00").is_dir()
 
 
-def test_all_ranks_of_one_outer_launch_agree_on_a_folder() -> None:
-    folders = {compose.shared_folder(outer(rank), "outputs/runs") for rank in range(2)}
-    assert len(folders) == 1
-    assert re.match(r"outputs/runs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-[0-9a-f]+$", folders.pop())
-
-
-def test_ranks_of_another_agent_have_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = compose.shared_folder(outer(), "runs")
-    monkeypatch.setattr(psutil.Process, "parent", lambda _self: psutil.Process())
-    assert compose.shared_folder(outer(), "runs") != mine
-
-
-def test_without_an_agent_the_launchs_id_is_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil.Process, "parent", lambda _self: None)
-    assert compose.shared_folder(outer(), "runs") == str(Path("runs") / "abc")
-
-
 def test_the_config_can_name_a_cell_and_the_process() -> None:
     compose.register()
     names = OmegaConf.create({"cell": "${dpexp_cell:ddp,2,cpu}", "id": "${dpexp_run_id:}"})
@@ -181,16 +164,10 @@ def test_the_config_can_name_a_cell_and_the_process() -> None:
 # Under torchrun
 
 
-def test_under_torchrun_every_rank_writes_into_the_shared_folder_and_rank_0_the_config() -> None:
-    folder = f"hydra.run.dir={compose.shared_folder(outer(), compose.RUNS)}"
+def test_under_torchrun_rank_0_alone_writes_the_config() -> None:
     lines = [compose.arguments_under_torchrun(["seed=1"], outer(rank)) for rank in range(2)]
-    assert lines[0] == ["seed=1", "hydra.mode=RUN", folder]
-    assert lines[1] == ["seed=1", "hydra.mode=RUN", folder, "hydra.output_subdir=null"]
-
-
-def test_a_folder_given_by_the_user_is_kept_under_torchrun() -> None:
-    arguments = compose.arguments_under_torchrun(["hydra.run.dir=here"], outer())
-    assert [each for each in arguments if "run.dir" in each] == ["hydra.run.dir=here"]
+    assert lines[0] == ["seed=1", "hydra.mode=RUN"]
+    assert lines[1] == ["seed=1", "hydra.mode=RUN", "hydra.output_subdir=null"]
 
 
 @pytest.mark.parametrize("flag", ["-m", "--multirun"])
@@ -327,7 +304,7 @@ def test_the_help_page_has_a_line_with_every_key_and_its_documentation(key: str,
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_the_help_page_names_every_option_that_lies_in_conf(group: str, option: str) -> None:
-    shown = f"+{group}" if group == "experiment" else group
+    shown = f"+{group}" if group in ADDED else group
     (line,) = [line for line in help_lines() if line.split()[:1] == [shown]]
     assert option in re.split(r"[,\s]+", line.strip())[1:]
 

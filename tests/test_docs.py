@@ -35,6 +35,7 @@ PAGES = (
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     ROOT / "docs/architecture.md",
+    ROOT / "docs/clusters.md",
     ROOT / "docs/launchers.md",
     ROOT / "docs/clusters.md",
     ROOT / "docs/measurement.md",

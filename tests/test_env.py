@@ -14,8 +14,10 @@ TORCHRUN = {
     "RANK": "3",
     "LOCAL_RANK": "1",
     "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
     "MASTER_ADDR": "10.0.0.1",
     "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
 
 
@@ -30,7 +32,14 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_torchruns_variables_make_an_outer_launcher(variables: dict[str, str]) -> None:
     variables.update(TORCHRUN)
     assert env.outer_launcher() == env.OuterLauncher(
-        rank=3, local_rank=1, world_size=4, run_id="abc", master_addr="10.0.0.1", master_port=29500
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        local_world_size=2,
+        run_id="abc",
+        master_addr="10.0.0.1",
+        master_port=29500,
+        agents_store=True,
     )
 
 

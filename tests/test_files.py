@@ -53,11 +53,18 @@ def test_the_old_file_is_still_there_when_writing_fails(
     assert names_in(tmp_path) == ["run.json"]
 
 
-def test_others_may_read_a_written_file(tmp_path: Path) -> None:
-    write_whole(tmp_path / "run.json", "x")
-    claim(tmp_path / "claimed.json", "x")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_others_may_read_a_written_file_where_the_umask_lets_them(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "run.json", "x")
+        claim(tmp_path / "claimed.json", "x")
+    finally:
+        os.umask(before)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()]
-    assert modes == [0o644, 0o644]
+    assert modes == [mode, mode]
 
 
 def test_only_the_first_claim_succeeds_and_its_text_stays(tmp_path: Path) -> None:

@@ -97,9 +97,15 @@ def test_cells_with_cores_of_their_own_are_told_what_they_still_share() -> None:
 
 @pytest.mark.parametrize("key", ["tasks_per_node", "nodes"])
 def test_several_tasks_are_several_runs_in_one_folder_and_refused(key: str) -> None:
-    refuse_launcher(hydra_node(SLURM, tasks_per_node=1, nodes=1))
+    refuse_launcher(hydra_node(LOCAL, tasks_per_node=1, nodes=1))
     with pytest.raises(ConfigError, match=rf"hydra.launcher.{key}=2: each task would be a run"):
-        refuse_launcher(hydra_node(SLURM, **{key: 2}))
+        refuse_launcher(hydra_node(LOCAL, **{key: 2}))
+
+
+def test_a_job_of_slurm_that_would_run_again_is_refused() -> None:
+    refuse_launcher(hydra_node(SLURM, max_num_timeout=0, tasks_per_node=4))
+    with pytest.raises(ConfigError, match=r"max_num_timeout=3: .*resume=last"):
+        refuse_launcher(hydra_node(SLURM, max_num_timeout=3))
 
 
 def test_a_variable_that_the_launcher_has_set_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def warm() -> None:
 
 
 def execute(
-    *command: str, cwd: Path, timeout: float = 60, text: str | None = None, **env: str
+    *command: str, cwd: Path, timeout: float = 170, text: str | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
@@ -122,7 +122,7 @@ def test_the_api_works_from_stdin_and_from_a_script_without_a_main_guard(
 def test_the_console_script_is_the_same_as_the_module(tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("dpexp")
     ended = subprocess.run(
-        [script, *DDP2], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [script, *DDP2], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False
     )
     assert ended.returncode == 0, ended.stderr
     (record,) = records(tmp_path)
@@ -198,7 +198,7 @@ def test_two_runs_at_once_do_not_fight_for_a_port_that_is_taken(tmp_path: Path) 
             )
             for _ in range(2)
         ]
-        assert [process.wait(timeout=60) for process in both] == [0, 0]
+        assert [process.wait(timeout=170) for process in both] == [0, 0]
     assert [record["status"] for record in records(tmp_path)] == ["ok", "ok"]
 
 

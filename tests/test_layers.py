@@ -25,6 +25,7 @@ LAYERS: dict[int, list[str]] = {
         "clocks",
         "comparing",
         "env",
+        "env_slurm",
         "errors",
         "texts",
         "outlets",
@@ -50,10 +51,10 @@ LAYERS: dict[int, list[str]] = {
         "nodes",
         "config",
         "bounds",
-        "check_device",
         "claims",
         "pinning",
         "check",
+        "check_device",
         "check_measuring",
         "check_sinks",
         "events",
@@ -62,7 +63,10 @@ LAYERS: dict[int, list[str]] = {
         "events.hparams",
         "events.layout",
         "extra_work",
+        "hosts",
+        "rounds",
         "schedule",
+        "plan_notes",
         "plan",
         "repeats",
         "resuming",
@@ -71,6 +75,8 @@ LAYERS: dict[int, list[str]] = {
         "results",
         "quick_end",
         "server",
+        "slurm",
+        "slurm_requests",
         "logs",
         "network",
         "stopping",
@@ -79,6 +85,7 @@ LAYERS: dict[int, list[str]] = {
         "device",
         "comm",
         "wire",
+        "meeting",
         "disturb",
         "timing",
         "shapes",
@@ -166,6 +173,7 @@ LAYERS: dict[int, list[str]] = {
         "worker",
         "rank_result",
         "failures",
+        "witness",
         "lifeline",
         "memory_limit",
         "stacks",
@@ -192,6 +200,7 @@ LAYERS: dict[int, list[str]] = {
         "watchdog",
         "causes",
         "batch_search",
+        "gathering",
         "join",
         "composing",
         "job_config",
@@ -203,6 +212,8 @@ LAYERS: dict[int, list[str]] = {
         "launched_cell",
         "launcher_fixes",
         "ray_cells",
+        "slurm_jobs",
+        "lost_cells",
         "careful",
         "searching",
         "compose",
@@ -277,6 +288,7 @@ WITHOUT_TORCH = [
     "console",
     "cell",
     "seats",
+    "gathering",
     "publishing",
     "sweep",
     "api",
@@ -445,7 +457,8 @@ def uses_of(module: str, attributes: set[str]) -> dict[str, list[int]]:
 
 
 def test_only_env_touches_the_environment() -> None:
-    assert uses_of("os", {"environ", "environb", "getenv", "putenv", "unsetenv"}).keys() == {"env"}
+    found = uses_of("os", {"environ", "environb", "getenv", "putenv", "unsetenv"})
+    assert found.keys() == {"env", "env_slurm"}
 
 
 def test_only_timing_reads_clocks() -> None:

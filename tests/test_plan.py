@@ -129,7 +129,7 @@ def test_auto_under_torchrun_is_the_number_of_its_processes() -> None:
 
 
 def test_another_number_than_torchruns_names_both() -> None:
-    error = refusal("ddp", 3, facts=make_facts(outer_world_size=2))
+    error = refusal("ddp", 3, facts=make_facts(outer_world_size=2, outer_local_size=2))
     assert error.key == "num_devices"
     assert "started 2 processes" in str(error)
     assert "with 3 devices needs 3" in str(error)
@@ -138,11 +138,13 @@ def test_another_number_than_torchruns_names_both() -> None:
 @pytest.mark.parametrize("strategy", ["none", "dp"])
 def test_one_process_strategies_refuse_to_run_in_two_of_torchruns(strategy: str) -> None:
     count = 1 if strategy == "none" else 2
-    assert "needs 1" in str(refusal(strategy, count, facts=make_facts(outer_world_size=2)))
+    assert "needs 1" in str(
+        refusal(strategy, count, facts=make_facts(outer_world_size=2, outer_local_size=2))
+    )
 
 
 def test_following_the_advice_to_dp_under_torchrun_makes_the_run_go_through() -> None:
-    error = refusal("dp", 4, facts=make_facts(outer_world_size=2))
+    error = refusal("dp", 4, facts=make_facts(outer_world_size=2, outer_local_size=2))
     assert "--nproc-per-node 1" in error.fix
     assert "num_devices=2" not in error.fix  # dp has one process whatever num_devices is
 

@@ -80,6 +80,7 @@ def test_run_json_has_every_field_also_when_nothing_is_known_but_the_error(tmp_p
         "phase": None,
         "during": None,
         "stacks": None,
+        "host": None,
     }
     assert data["timing"] is None
 
