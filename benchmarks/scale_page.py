@@ -197,11 +197,18 @@ what a reader looks a slow rank up in.
   of that machine: about 0.6 KB each, which is 10 MB for 128 ranks of one machine. Under torchrun
   there is none of that.
 
+## What grows faster, once a run
+
+- Ranks of several hosts meet in torchrun's store before they begin (`meeting.py`), and each reads
+  what all have said: host, address, process, some hundred bytes of each rank. So the store gives out
+  as many entries as ranks times ranks. This is not in the figures.
+
 ## What grows with other things
 
 - A rank draws the order of the whole dataset for each epoch; that does not depend on the ranks.
 - An iterable dataset is read as a whole by every rank, and `check.parity` brings the rows of
   whole batches to rank 0: under `scaling=weak` a batch grows with the ranks.
+- Checkpoints are torch's: each rank that has something to write makes a file of its own.
 - `task=evaluate` brings two numbers of each row to rank 0.
 
 ## Tried with real ranks
