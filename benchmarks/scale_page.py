@@ -200,8 +200,8 @@ what a reader looks a slow rank up in.
 ## What grows faster, once a run
 
 - Ranks of several hosts meet in torchrun's store before they begin (`meeting.py`), and each reads
-  what all have said: host, address, process, some hundred bytes of each rank. So the store gives out
-  as many entries as ranks times ranks. This is not in the figures.
+  what all have said: host, address, process, some hundred bytes of each rank. So the store gives
+  out as many entries as ranks times ranks. This is not in the figures.
 
 ## What grows with other things
 
