@@ -230,6 +230,9 @@ three steps.
         epochs=null steps=3 warmup_steps=1 measure.flops=false measure.calibration_pairs=0 \\
         check.parity=false parallel.timeout_s=250
 
+With the limit of 64 lowered to 2, two of torchrun's agents on that machine with two ranks each
+made a table each (`tests/test_many_ranks.py`).
+
 ## Not tried
 
 - More than 128 real ranks, and many ranks on real hosts: no network, no shared file system and no

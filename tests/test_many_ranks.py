@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import socket
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -98,9 +101,41 @@ def test_the_timeline_has_the_ranks(runs: dict[str, dpexp.Run]) -> None:
     assert {event["pid"] for event in events} == set(range(RANKS))
 
 
-def rows_by_rank(folder: Path) -> dict[int, list[dict[str, str]]]:
+PROGRAM = f"""
+import runpy
+from dpexp import plan
+plan.MOST_RANK_FILES = {RANKS - 1}
+runpy.run_module("dpexp", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_agents_of_torchrun_as_on_two_hosts_make_a_table_each(tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(PROGRAM)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = ("--master-addr=127.0.0.1", f"--master-port={free.getsockname()[1]}")
+    typed = ("limited.py", "parallel=ddp", "parallel.interface=lo", "task=train", "epochs=2")
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={number}",
+             "--nproc-per-node=2", *place, *typed],
+            cwd=tmp_path,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    assert [agent.wait(timeout=150) for agent in agents] == [0, 0]
+    (folder,) = tmp_path.glob("outputs/runs/*/*")
+    assert {path.name for path in folder.glob("steps.*")} == {"steps.host0.csv", "steps.host1.csv"}
+    for host in range(2):
+        rows = rows_by_rank(folder, host)
+        assert set(rows) == {2 * host, 2 * host + 1}
+        assert all([int(row["step"]) for row in own] == list(range(8)) for own in rows.values())
+
+
+def rows_by_rank(folder: Path, host: int = 0) -> dict[int, list[dict[str, str]]]:
     found = defaultdict(list)
-    with (folder / "steps.host0.csv").open(encoding="utf-8", newline="") as file:
+    with (folder / f"steps.host{host}.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             found[int(row["rank"])].append(row)
     return found
