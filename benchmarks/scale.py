@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import pickle
-import sys
 import tempfile
 import time
 import tracemalloc
@@ -25,7 +24,6 @@ from typing import Any, TypeVar
 
 import psutil
 
-from benchmarks.common import run_checked
 from benchmarks.overhead import describe
 from benchmarks.scale_page import (
     A_RANK,
@@ -54,6 +52,7 @@ from benchmarks.scale_ranks import (
     results_of,
     tables_of,
 )
+from benchmarks.scale_report import the_report, writers
 from dpexp.beacon import WIDTH
 from dpexp.brought import drawn_ranks, gather_results
 from dpexp.comm import CLOCK_ROUNDS
@@ -66,9 +65,8 @@ from dpexp.schedule import Schedule, chunk_of
 from dpexp.sinks import (
     TensorBoardSink,
     step_table,
-    write_shapes,
-    write_timeline,
 )
+from dpexp.sinks.tensorboard import shapes_table
 from dpexp.stragglers import LEGS
 from dpexp.watchdog import Watchdog
 from dpexp.wire import pack
@@ -77,18 +75,6 @@ SIZES = (64, 256, 1024)
 TURNS = 7
 Found = TypeVar("Found")
 OWN_RESULT = "its own result, which is not sent"
-# Prints CPU seconds and peak KiB. ru_maxrss would begin with the memory of who starts the process.
-REPORTING = """
-import runpy, sys, time
-sys.argv[:1] = ["report"]
-try:
-    runpy.run_module("dpexp.report", run_name="__main__")
-except SystemExit as end:
-    if end.code:
-        raise
-facts = dict(line.split(":", 1) for line in open("/proc/self/status"))
-print(time.process_time(), facts["VmHWM"].split()[0])
-"""
 
 
 def cpu_ms(work: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
@@ -192,6 +178,11 @@ def the_end(ranks: int, folder: Path) -> Iterator[Figure]:
         yield Figure("memory of all that follows", RANK_0, "MB", peak)
     work = cpu_ms(lambda: assemble(plan, environment, gathered))
     yield Figure("putting the result together", RANK_0, "ms", work)
+    shapes = [record for rank in gathered for record in rank.shapes]
+    table = shapes_table(shapes)
+    spent = cpu_ms(lambda: shapes_table(shapes))
+    yield Figure("the table of shapes for TensorBoard", RANK_0, "KB", len(table) / 1e3)
+    yield Figure("making it", RANK_0, "ms", spent)
     for name, write in writers(gathered, result, folder).items():
         yield Figure(f"writing {name}", RANK_0, "ms", cpu_ms(write))
         yield Figure(name, RANK_0, "KB", (folder / name).stat().st_size / 1e3)
@@ -217,56 +208,6 @@ def whole(
     for write in writers(gathered, result, folder).values():
         write()
     return gathered, result
-
-
-def writers(
-    gathered: list[RankResult], result: RunResult, folder: Path
-) -> dict[str, Callable[[], None]]:
-    """What writes each file."""
-    shapes = [record for rank in gathered for record in rank.shapes]
-    return {
-        "run.json": lambda: result.write(folder / "run.json"),
-        "timeline.json": lambda: write_timeline(folder / "timeline.json", gathered),
-        "shapes.csv": lambda: write_shapes(folder / "shapes.csv", shapes),
-    }
-
-
-def the_report(sizes: tuple[int, ...]) -> Iterator[list[Figure]]:
-    """The report of a sweep whose cells have 1, 2, 4, ... ranks, up to each of `sizes`."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "multirun.yaml").write_text("{}\n")
-        ranks, number = 1, 0
-        for most in sizes:
-            while ranks <= most:
-                write_cell(folder / f"{number}_ddp_n{ranks}", ranks)
-                ranks, number = 2 * ranks, number + 1
-            yield list(report_of(folder))
-
-
-def write_cell(folder: Path, ranks: int) -> None:
-    """A cell of so many ranks, each of which does as much as one alone."""
-    folder.mkdir()
-    plan = plan_of(ranks)
-    with fake_group(0, ranks):
-        first = Rank(plan, CountingComm(0, ranks))
-        first.make_steps()
-        first.recorder.flush()
-    own = first.result()
-    gathered = [own, *results_of(own, ranks)]
-    result = assemble(plan, describe_environment(gather_facts()), gathered)
-    for write in writers(gathered, result, folder).values():
-        write()
-
-
-def report_of(folder: Path) -> Iterator[Figure]:
-    """What the report of a sweep costs, in a process of its own."""
-    printed = run_checked([sys.executable, "-c", REPORTING, str(folder)], folder)
-    spent_s, peak_kib = map(float, printed.split()[-2:])
-    yield Figure("the report, with its start", PARENT, "ms", 1000 * spent_s)
-    yield Figure("memory of the report", PARENT, "MB", peak_kib * 1024 / 1e6)
-    for name in ("report.html", "report.md", "summary.csv", "sweep.json"):
-        yield Figure(name, PARENT, "KB", (folder / name).stat().st_size / 1e3)
 
 
 def figures_of(ranks: int) -> list[Figure]:

@@ -163,6 +163,8 @@ is mostly Matplotlib's.
   number per step of each rank for rank 0. Would every rank get everybody's rows, it would be
   {everybody_mb:,.1f} MB a flush for each of 1,024 ranks, and {everybody_gb:,.1f} GB for all of
   them.
+- **Stragglers.** Rank 0 keeps how late each rank came in at most 1,024 groups of steps, however
+  long the run is.
 - **Results.** What ranks send to one of them is padded to the longest. Rank 0's own result, the
   longest since it knows of every rank, is not sent: with it, it would be {padded_mb:,.0f} MB at
   1,024 ranks.
@@ -174,6 +176,7 @@ is mostly Matplotlib's.
   reason.
 - **The timeline.** Of more than 64 ranks, 64 at equal distances and the slowest one are in
   `timeline.json`. Stacks of a hang are those of the 64 ranks furthest behind.
+- **Shapes.** TensorBoard's table of them has the first 1,000; `shapes.csv` has all.
 - **Scratch.** What ranks that end early leave for the launcher, and their stacks, are in one file
   each, in a folder for temporary files.
 - **Results on one machine.** The ranks of a machine give their results through one queue
@@ -194,11 +197,18 @@ what a reader looks a slow rank up in.
   of that machine: about 0.6 KB each, which is 10 MB for 128 ranks of one machine. Under torchrun
   there is none of that.
 
+## What grows faster, once a run
+
+- Ranks of several hosts meet in torchrun's store before they begin (`meeting.py`), and each reads
+  what all have said: host, address, process, some hundred bytes of each rank. So the store gives out
+  as many entries as ranks times ranks. This is not in the figures.
+
 ## What grows with other things
 
 - A rank draws the order of the whole dataset for each epoch; that does not depend on the ranks.
 - An iterable dataset is read as a whole by every rank, and `check.parity` brings the rows of
   whole batches to rank 0: under `scaling=weak` a batch grows with the ranks.
+- Checkpoints are torch's: each rank that has something to write makes a file of its own.
 - `task=evaluate` brings two numbers of each row to rank 0.
 
 ## Tried with real ranks

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from builders import make_shape
 
-from benchmarks.scale import writers
 from benchmarks.scale_page import PAGE, Growth
 from benchmarks.scale_ranks import (
     RANKS_PER_HOST,
@@ -24,9 +24,11 @@ from benchmarks.scale_ranks import (
     plan_of,
     results_of,
 )
+from benchmarks.scale_report import writers
 from dpexp.comm import CLOCK_ROUNDS, TorchComm
 from dpexp.results import assemble
 from dpexp.sinks import step_table
+from dpexp.sinks.tensorboard import shapes_table
 from dpexp.stragglers import LEGS
 from dpexp.wire import pack
 
@@ -151,6 +153,14 @@ def test_1024_ranks_on_128_hosts_make_128_tables(
             step_table(tmp_path, plan, rank).close()
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {f"steps.host{host}.csv" for host in range(128)}
+
+
+def test_of_very_many_shapes_tensorboards_table_has_the_first_ones() -> None:
+    few, many = ([make_shape(replica=rank) for rank in range(n)] for n in (1000, 1003))
+    assert len(shapes_table(few).splitlines()) == 2 + 1000
+    lines = shapes_table(many).splitlines()
+    assert lines[:-2] == shapes_table(few).splitlines()
+    assert lines[-2:] == ["", "3 more are in shapes.csv"]
 
 
 def test_a_plan_says_no_more_for_more_ranks() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpexp.stragglers import LEGS, StragglerCount, standard_error
+from dpexp.stragglers import LEGS, MOST_GROUPS, StragglerCount, standard_error
 
 Floats = npt.NDArray[np.float64]
 
@@ -112,6 +112,19 @@ def test_flushes_add_up() -> None:
         excess = mine.pop("excess_mean_s"), other.pop("excess_mean_s")
         assert excess[0] == pytest.approx(excess[1])
         assert mine == pytest.approx(other)
+
+
+def test_what_is_kept_of_very_many_flushes_is_bounded_and_their_mean_is_the_same() -> None:
+    """Rank 1 is 1, 2, 3, ... s late in one step a flush: half of the sum is its lateness."""
+    count, flushes = StragglerCount(2), 3 * MOST_GROUPS + 1
+    for flush in range(flushes):
+        late_s = late([0], [1.0 + flush])
+        count.add(late_s, legs(late_s), np.ones(1))
+        assert len(count._groups) <= MOST_GROUPS
+    got = count.summary()
+    assert got is not None
+    assert got["rank"] == 1
+    assert got["ranks"][1]["late_mean_s"] == pytest.approx((flushes + 1) / 4)
 
 
 def test_many_steps_of_a_flush_weigh_as_many() -> None:
