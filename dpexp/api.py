@@ -84,9 +84,13 @@ def run(overrides: Sequence[str] = (), folder: str | Path | None = None) -> Run:
     if config.resume is not None:
         check(config)
         where = folder_to_go_on_in(config, named).absolute()
-        take_over(where)
-    else:
-        where = compose.fresh_folder(compose.RUNS) if named is None else named
+        held = take_over(where)
+        try:
+            with listening():
+                return _run(composed, overrides, where, in_sweep=False)
+        finally:
+            held.release()
+    where = compose.fresh_folder(compose.RUNS) if named is None else named
     with listening():
         return _run(composed, overrides, where, in_sweep=False)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +21,7 @@ from dpexp.checkpoint import Checkpoint
 from dpexp.checkpoint_storage import listed, read
 from dpexp.comm import Comm
 from dpexp.errors import ConfigError
+from dpexp.generators import generators, set_generators
 from dpexp.plan import RunPlan
 from dpexp.training import Training
 
@@ -71,7 +70,7 @@ def take(plan: RunPlan, comm: Comm, device: torch.device, training: Training) ->
             for name, tensor in tensors.items()
             if isinstance(tensor, DTensor) or (sharded and name.startswith(_STATE))
         }
-    own.update({f"{_RANDOM}{comm.rank}.{k}": v for k, v in _generators(plan, device).items()})
+    own.update({f"{_RANDOM}{comm.rank}.{k}": v for k, v in generators(plan, device).items()})
     return Taken(_staged(own), plain)
 
 
@@ -122,7 +121,7 @@ def put_back(
     training.load(join(plain["training"], wanted))
     if same:
         mine = {name.removeprefix(f"{_RANDOM}{comm.rank}."): wanted[name] for name in random_names}
-        _set_generators(mine, plan, device)
+        set_generators(mine, plan, device)
     else:
         drawn = np.random.SeedSequence([plan.config.seed, comm.rank, checkpoint.step])
         seed_all(int(drawn.generate_state(1, np.uint64)[0] >> 1))
@@ -248,55 +247,3 @@ def _put_optimizer(training: Training, tensors: list[Template], plain: dict[str,
         groups.append({**loaded, "params": list(range(start, start + count))})
         start += count
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _accelerators(plan: RunPlan, device: torch.device) -> Iterator[tuple[str, Any]]:
-    """The generators of this rank's devices, by name: functions that get and set their state."""
-    if device.type == "cpu":
-        return
-    module = torch.get_device_module(device)
-    if device.type == "mps":
-        yield "mps", (module.get_rng_state, module.set_rng_state)
-        return
-    alone = plan.num_processes == 1
-    first = plan.first_index if alone else int(device.index or 0)
-    for index in range(first, first + (plan.num_devices if alone else 1)):
-        yield (
-            f"{device.type}{index - first}",
-            (
-                lambda index=index: module.get_rng_state(index),
-                lambda state, index=index: module.set_rng_state(state, index),
-            ),
-        )
-
-
-def _generators(plan: RunPlan, device: torch.device) -> Tensors:
-    """The states of all generators of this rank. 64-bit floats hold 32-bit words exactly."""
-    _, words, position, has_gauss, gauss = np.random.get_state()
-    version, python, python_gauss = random.getstate()
-    found = {
-        "cpu": torch.get_rng_state(),
-        "numpy": torch.tensor(
-            [*map(float, words), position, has_gauss, gauss], dtype=torch.float64
-        ),
-        "python": torch.tensor(
-            [version, *python, torch.nan if python_gauss is None else python_gauss],
-            dtype=torch.float64,
-        ),
-    }
-    return found | {name: get() for name, (get, _) in _accelerators(plan, device)}
-
-
-def _float64(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def _set_generators(states: Tensors, plan: RunPlan, device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    *words, position, has_gauss, gauss = states["numpy"].tolist()
-    keys = np.array(words, dtype=np.uint32)
-    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))
-    version, *python, last = states["python"].tolist()
-    random.setstate((int(version), tuple(map(int, python)), None if math.isnan(last) else last))
-    for name, (_, put) in _accelerators(plan, device):
-        put(states[name])

@@ -10,12 +10,15 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PosixPath, PurePosixPath
 from typing import Any, final
 
 import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint import metadata as parts
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
@@ -51,6 +54,13 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 
 
+class CheckpointFilesError(Exception):
+    """The files of a checkpoint cannot be written or read; the text says what a rank met.
+
+    torch's own error for it is no Exception.
+    """
+
+
 class UnsafeCheckpointError(Exception):
     """A file of a checkpoint holds what no checkpoint of dpexp does."""
 
@@ -59,24 +69,30 @@ def write(tensors: Tensors, folder: Path, group: dist.ProcessGroup | None) -> No
     """Write the tensors of all ranks into `folder`. All ranks of `group` call it.
 
     Raises:
-        Exception: one of the ranks could not write; then it is raised on all of them.
+        CheckpointFilesError: one of the ranks could not write; it is raised on all of them.
+        RuntimeError: a rank is lost.
     """
     writer = FileSystemWriter(folder)
-    save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+    with _explained():
+        save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
 
 
 def read(tensors: Tensors, folder: Path, group: dist.ProcessGroup | None) -> None:
     """Fill `tensors` in place with what lies in `folder`; those that are not there are an error.
 
     All ranks of `group` call it. A sharded tensor gets this rank's part, however it was saved.
+
+    Raises:
+        CheckpointFilesError: one of the ranks could not read; it is raised on all of them.
     """
-    load(
-        dict(tensors),
-        storage_reader=_Reader(folder),
-        planner=_TensorsOnly(),
-        process_group=group,
-        no_dist=group is None,
-    )
+    with _explained():
+        load(
+            dict(tensors),
+            storage_reader=_Reader(folder),
+            planner=_TensorsOnly(),
+            process_group=group,
+            no_dist=group is None,
+        )
 
 
 def listed(folder: Path) -> dict[str, TensorStorageMetadata]:
@@ -89,6 +105,15 @@ def listed(folder: Path) -> dict[str, TensorStorageMetadata]:
     if not all(isinstance(each, TensorStorageMetadata) for each in found.values()):
         raise UnsafeCheckpointError(f"{folder} holds more than tensors")
     return dict(found)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointFilesError(f"{type(cause).__name__}: {cause} [rank {rank}]") from error
 
 
 def quiet() -> None:

@@ -124,7 +124,7 @@ class Checkpoints:
             return ()
         from dpexp import checkpoint_state, checkpoint_storage
 
-        self._group = self._comm.aside()
+        self._group = self._comm.aside(self._plan.config.parallel.timeout_s)
         checkpoint_storage.quiet()
         if self._saves:
             # What cannot be saved is told now, and what is made once is not made between two steps.

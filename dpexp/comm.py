@@ -91,8 +91,12 @@ class Comm(ABC):
         """Overwrite the tensors with rank 0's. Waits for all."""
 
     @abstractmethod
-    def aside(self) -> dist.ProcessGroup | None:
-        """Another group of all ranks for a thread of its own; None of one process. All call it."""
+    def aside(self, timeout_s: float) -> dist.ProcessGroup | None:
+        """Another group of all ranks for a thread of its own; None of one process. All call it.
+
+        Args:
+            timeout_s: how long a rank waits there for the others.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -128,7 +132,7 @@ class LocalComm(Comm):
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         return None
 
-    def aside(self) -> dist.ProcessGroup | None:
+    def aside(self, timeout_s: float) -> dist.ProcessGroup | None:
         return None
 
     def close(self) -> None:
@@ -210,8 +214,9 @@ class TorchComm(Comm):
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
 
-    def aside(self) -> dist.ProcessGroup | None:
-        group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    def aside(self, timeout_s: float) -> dist.ProcessGroup | None:
+        limit = timedelta(seconds=timeout_s)
+        group: dist.ProcessGroup = dist.new_group(timeout=limit, backend="gloo")
         return group
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from pathlib import Path
 
 from dpexp import checkpoint
@@ -14,7 +13,7 @@ from dpexp.errors import ConfigError
 from dpexp.orphans import wait_for_orphans
 from dpexp.resuming import refuse_other_run
 from dpexp.schema import Config
-from dpexp.sweep_lock import lock
+from dpexp.sweep_lock import SweepLock, lock
 
 _WAY_OUT = "no resume, which begins anew, with checkpoint.every_s=… or checkpoint.every_steps=…"
 
@@ -40,21 +39,27 @@ def folder_to_go_on_in(config: Config, named: Path | None) -> Path:
     return run
 
 
-def take_over(run: Path) -> None:
+def take_over(run: Path) -> SweepLock:
     """Make the folder of a run ready for another attempt: what there is of it lies aside.
 
-    Only this process may work there until it ends.
+    Returns:
+        The right to work there, which no other process has until it is given back.
 
     Raises:
-        ConfigError: another process does.
+        ConfigError: another process works there.
     """
-    atexit.register(lock(run, "resume").release)
-    wait_for_orphans(run, in_cells=False)
+    held = lock(run, "resume")
+    try:
+        wait_for_orphans(run, in_cells=False)
+    except ConfigError:
+        held.release()
+        raise
     kept = checkpoint.put_aside(run, also=(".hydra",))
     found = checkpoint.newest(run)
     step = 0 if found is None else found.step
     aside = "" if kept is None else f"; what it had written so far is in {kept}"
     announce([f"{run} goes on from step {step}{aside}"])
+    return held
 
 
 def _newest_run() -> Path:

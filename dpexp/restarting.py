@@ -65,7 +65,8 @@ class Attempts:
         return True
 
     def told(self, result: RunResult) -> RunResult:
-        """The result with what was lost on the way to it."""
+        """The result with what was lost on the way to it; a save that was cut off is removed."""
+        checkpoint.clear(self._job.folder)
         if not self._causes:
             return result
         count = len(self._causes)

@@ -102,7 +102,8 @@ class _Stream(IterableDataset[Any]):
             if batch.step < self._plan.first:
                 continue
             marks[batch.step] = _fingerprint([rows[i] for i in _some(len(rows))])
-            if batch.step % workers == worker:
+            # torch takes the batches of the processes in turn, the first process's first.
+            if (batch.step - self._plan.first) % workers == worker:
                 own = self._choose(np.arange(len(rows)))
                 try:
                     collated = self._collate([rows[index] for index in own.tolist()])

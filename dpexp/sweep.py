@@ -133,7 +133,7 @@ def _go_on_with_run(own: Config, config: DictConfig) -> Path:
     folder = folder_to_go_on_in(own, _typed(config))
     outer = env.outer_launcher()
     if outer is None or outer.rank == 0:
-        take_over(folder)
+        atexit.register(take_over(folder).release)
     return folder
 
 

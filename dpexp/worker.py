@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from dpexp.assembly import put_together
+from dpexp.assembly import Assembly, put_together
 from dpexp.beside import Beside
 from dpexp.check_measuring import not_reached
 from dpexp.checkpoint import Checkpoint, attempts_before
@@ -38,6 +38,7 @@ from dpexp.rank_result import rank_result
 from dpexp.recorder import Recorder
 from dpexp.records import RankResult, RunResult
 from dpexp.results import assemble, placed
+from dpexp.schema import Config
 from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import (
     CsvSink,
@@ -48,7 +49,7 @@ from dpexp.sinks import (
     write_shapes,
     write_timeline,
 )
-from dpexp.timing import make_clock
+from dpexp.timing import Clock, make_clock
 from dpexp.tracing import take_trace
 from dpexp.tutorial import TutorialPrinter
 from dpexp.weights import fingerprint, save_weights
@@ -162,18 +163,7 @@ def _measure(
         collectives = None if strategy.log is None else CommRecorder(comm, clock)
         recorder = Recorder(plan, comm, clock, sinks, strategy.loss_divisor, collectives, first)
         saved = Checkpoints(job.folder, plan, comm, device, training, recorder, progress, found)
-        work = Work(
-            strategy,
-            built.transfer,
-            clock,
-            recorder,
-            shapes,
-            progress,
-            built.split,
-            built.autocast,
-            training,
-            built.scoring,
-        )
+        work = _work(built, clock, recorder, shapes, progress)
         pause = Pause(work, built, plan, comm, beside)
         report = partial(
             rank_result, plan, recorder, shapes, rank, str(device), built.notes, facts, saved
@@ -193,16 +183,7 @@ def _measure(
     progress.phase = "finish"
     with_surroundings = beside.end(recorder.measured_global_rows)
     saved.end()
-    late = (
-        *gone_on,
-        *saved.notes(),
-        *end_notes(config, built.feed, first + recorder.steps, recorder.epochs),
-        *recorder.end_notes(),
-        *not_reached(config, first + recorder.steps),
-        *strategy.notes,
-        *_made_late(model, facts["parameter_tensors"]),
-        *(() if training is None else training.notes()),
-    )
+    late = (*gone_on, *saved.notes(), *_late_notes(config, built, recorder, first))
     done = with_surroundings(report())
 
     def trace() -> None:
@@ -212,6 +193,36 @@ def _measure(
     done = _finished(job, strategy, model, done, facts, built.scoring, trace)
     comm_summary = None if done.comm is None else {**done.comm, "calibration": pause.calibration}
     return replace(done, notes=(*done.notes, *late), comm=comm_summary)
+
+
+def _work(
+    built: Assembly, clock: Clock[Any], recorder: Recorder, shapes: ShapeLog, progress: Progress
+) -> Work:
+    return Work(
+        built.strategy,
+        built.transfer,
+        clock,
+        recorder,
+        shapes,
+        progress,
+        built.split,
+        built.autocast,
+        built.training,
+        built.scoring,
+    )
+
+
+def _late_notes(config: Config, built: Assembly, recorder: Recorder, first: int) -> tuple[str, ...]:
+    """What is known after the last step only."""
+    steps = first + recorder.steps
+    return (
+        *end_notes(config, built.feed, steps, recorder.epochs),
+        *recorder.end_notes(),
+        *not_reached(config, steps),
+        *built.strategy.notes,
+        *_made_late(built.model, built.facts["parameter_tensors"]),
+        *(() if built.training is None else built.training.notes()),
+    )
 
 
 def _made_late(model: torch.nn.Module, before: int) -> tuple[str, ...]:

@@ -248,7 +248,7 @@ class FakeComm(Comm):
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
         return None
 
-    def aside(self) -> None:
+    def aside(self, timeout_s: float) -> None:
         return None
 
     def close(self) -> None:

@@ -271,7 +271,12 @@ def test_an_unknown_option_of_a_node_is_refused_with_a_suggestion(
 def test_to_plain_gives_json_types_without_null_options() -> None:
     plain = to_plain(load(composed(changes={"foo": {"bar": 1}})))
     assert json.loads(json.dumps(plain)) == plain
-    assert plain["parallel"] == {"strategy": "none", "timeout_s": 300.0}
+    assert plain["parallel"] == {
+        "strategy": "none",
+        "timeout_s": 300.0,
+        "ranks_from": "auto",
+        "max_restarts": 0,
+    }
     assert (plain["task"], plain["scaling"]) == ("forward", "strong")
     assert plain["steps"] is None
     assert plain["foo"] == {"bar": 1}

@@ -92,6 +92,7 @@ LAYERS: dict[int, list[str]] = {
         "transfer",
         "precision",
         "carried",
+        "generators",
         "checkpoint_storage",
         "sensors",
         "nvml",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,3 +197,19 @@ def test_a_loader_process_that_does_not_answer_in_time_is_an_error() -> None:
 
     with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds"):
         list(fetch(Stuck(5), workers=1, timeout_s=0.2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent_workers", [True, False])
+def test_batches_that_begin_later_are_those_of_the_whole(
+    workers: int, *, persistent_workers: bool
+) -> None:
+    later = replace(TWICE, first=2)  # in the middle of the first of two epochs of three batches
+
+    def read(schedule: Schedule) -> list[tuple[int, list[float]]]:
+        batches = fetch(
+            Squares(5), workers=workers, schedule=schedule, persistent_workers=persistent_workers
+        )
+        return [(batch.step, fetched[1].tolist()) for batch, fetched in batches]
+
+    assert read(later) == read(TWICE)[2:]

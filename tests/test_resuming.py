@@ -19,6 +19,7 @@ from dpexp.resuming import (
     to_run,
     without_own,
 )
+from dpexp.schema import Task
 from dpexp.schema_measuring import Rerun
 
 FIRST = ["parallel=none,ddp", "num_devices=1,2", "steps=10"]
@@ -69,9 +70,12 @@ def test_resume_and_rerun_are_no_overrides_of_the_cells() -> None:
     assert without_own(["resume=last", "a=1", "++rerun=all", "resumed=1"]) == ["a=1", "resumed=1"]
 
 
-def test_a_single_run_takes_neither() -> None:
-    check_resuming(make_config())
-    with pytest.raises(ConfigError, match=r"a sweep can\. Try: -m"):
+def test_a_single_run_that_trains_takes_a_run_and_no_sweep() -> None:
+    for resume in (None, True, "outputs/runs/a"):
+        check_resuming(make_config(resume=resume, task=Task.train))
+    with pytest.raises(ConfigError, match=r"resume='last'.*Try: resume=true, or -m"):
+        check_resuming(make_config(resume="last", task=Task.train))
+    with pytest.raises(ConfigError, match="only training has checkpoints"):
         check_resuming(make_config(resume=True))
     with pytest.raises(ConfigError, match="Try: resume=last, or rerun=null"):
         check_resuming(make_config(rerun=Rerun.failed))

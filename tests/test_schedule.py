@@ -210,3 +210,14 @@ def test_the_order_of_an_epoch_does_not_depend_on_global_generators() -> None:
 @pytest.mark.parametrize(("seed", "epoch"), [(3, 2), (4, 1), (1, 3)])
 def test_another_seed_or_epoch_gives_another_order(seed: int, epoch: int) -> None:
     assert EpochOrders(50, seed, True).of(epoch).tolist() != EpochOrders(50, 3, True).of(1).tolist()
+
+
+@pytest.mark.parametrize("first", [0, 1, 3, 4, 7, 11, 12])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_schedule_that_begins_later_has_the_same_batches(first: int, *, shuffle: bool) -> None:
+    whole = Schedule(10, 3, 3, None, False, shuffle, 5)  # 4 batches an epoch, the last of one row
+    later = Schedule(10, 3, 3, None, False, shuffle, 5, first)
+    assert len(later) == len(whole) == 12
+    assert [(b.step, b.epoch, b.indices.tolist()) for b in later] == [
+        (b.step, b.epoch, b.indices.tolist()) for b in list(whole)[first:]
+    ]

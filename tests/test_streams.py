@@ -86,8 +86,9 @@ def read(
     steps: int | None = None,
     drop_last: bool = False,
     seed: int = 0,
+    first: int = 0,
 ) -> Batches:
-    plan = StreamPlan(4, epochs, steps, drop_last, seed)
+    plan = StreamPlan(4, epochs, steps, drop_last, seed, first)
     loader = make_config(loader={"workers": workers}).loader
     return fetch_stream(dataset, plan, choose, comm or FakeComm(), loader, pin=False)
 
@@ -152,6 +153,15 @@ def test_a_dataset_is_told_the_epoch_and_each_begins_anew(workers: int) -> None:
         (2, 1, [100.0, 101.0, 102.0, 103.0]),
         (3, 1, [104.0, 105.0]),
     ]
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_stream_that_begins_later_leaves_out_what_was_read_before(
+    first: int, workers: int
+) -> None:
+    whole = read_by_ranks(Drawn(10), 2, epochs=2)
+    assert read_by_ranks(Drawn(10), 2, workers, epochs=2, first=first) == whole[first:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

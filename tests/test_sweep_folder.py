@@ -63,7 +63,7 @@ def planned(count: int) -> list[Planned]:
 
 def test_of_two_sweeps_in_one_folder_the_second_is_refused(tmp_path: Path) -> None:
     held = claim_new(tmp_path / "s")
-    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir='.*/s': another process runs"):
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir='.*/s': another process works"):
         claim_new(tmp_path / "s")
     held.release()
     assert list((tmp_path / "s").iterdir()) == []
@@ -80,7 +80,7 @@ def test_a_killed_process_keeps_no_lock(tmp_path: Path) -> None:
     try:
         assert owner.stdout.readline() == "held\n"
         (tmp_path / "kept").rename(folder / "multirun.yaml")
-        with pytest.raises(ConfigError, match="another process runs a sweep"):
+        with pytest.raises(ConfigError, match="another process works"):
             claim_earlier(str(folder), tmp_path / "x", tmp_path / "default")
     finally:
         owner.kill()

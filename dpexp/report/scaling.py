@@ -76,7 +76,8 @@ def analyse(runs: dict[str, Run]) -> list[Cell]:
     `num_devices`. The baseline is the smallest `none` cell, or the strategy's own smallest device
     count where there is no `none`. Under strong scaling the global batch is the same, so the
     ratio of throughputs is T1/Tn; under weak scaling it is the ratio of rows done per second.
-    A cell that failed its parity check, or did not run in one go, has no speed-up and is no baseline.
+    A cell that failed its parity check, or did not run in one go, has no speed-up, and is no
+    baseline.
 
     Args:
         runs: ``run.json`` data by folder name, in the order of the sweep.
@@ -177,7 +178,7 @@ def _baselines(
 
 
 def _rated(folders: Sequence[str], runs: dict[str, Run]) -> tuple[str, ...]:
-    """The runs whose rate is the cell's: where some ran in one go, those that did not are left out."""
+    """The runs whose rate is the cell's: those that ran in one go, if there are any."""
     timed = [name for name in folders if samples_of(runs[name]) is not None]
     steady = [name for name in timed if went_on(runs[name]) is None]
     return tuple(steady or timed)

@@ -31,13 +31,16 @@ class ProgressSink(Sink):
         self._console = Console(stderr=True)
         self._began_s = now_s()
         self._line_s = self._began_s
+        self._first: int | None = None  # a run that goes on does not begin with step 0
         self._done = 0
         self._rows = 0
         self._meter = RateMeter(LATELY_S, self._began_s)
         self._bar: Progress | None = None
 
     def write(self, records: Sequence[StepRecord]) -> None:
-        self._done += len(records)
+        if self._first is None:
+            self._first = records[0].step
+        self._done = records[-1].step + 1
         self._rows += sum(record.global_rows for record in records)
         at_s = now_s()
         self._meter.read(at_s, self._rows)
@@ -51,7 +54,8 @@ class ProgressSink(Sink):
             self._line_s = at_s
             of, left = "", ""
             if self._total is not None:  # a stream ends when it ends
-                left_s = elapsed_s / self._done * (self._total - self._done)
+                here = self._done - self._first
+                left_s = elapsed_s / here * (self._total - self._done)
                 of, left = f"/{self._total}", f", {left_s:.0f} s left"
             print(
                 f"{self._label}: step {self._done}{of}, {rate}{left}",
