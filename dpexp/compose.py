@@ -111,7 +111,7 @@ def discard(folder: Path) -> None:
         STEP_TABLES,
     ):
         for path in folder.glob(pattern):
-            path.unlink()
+            path.unlink(missing_ok=True)  # of several ranks each may come here
     folder = folder.absolute()
     own = Path(RUNS).absolute().parent
     above = [each for each in folder.parents if each == own or own in each.parents]

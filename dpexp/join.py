@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import secrets
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ import torch
 
 from dpexp import env, hosts, rank, rounds
 from dpexp.comm import Comm, connect
-from dpexp.compose import RUNS
+from dpexp.compose import RUNS, discard
 from dpexp.config import to_plain
 from dpexp.console import show_failure
 from dpexp.errors import ConfigError
@@ -77,6 +78,7 @@ class _Part:
         self._job, self._outer = job, outer
         self._witness: Witness | None = None
         self._token = ""
+        self._refused: ConfigError | None = None
         self._earlier: Sequence[dict[str, Any]] = ()
         self.progress = Progress()
 
@@ -99,9 +101,9 @@ class _Part:
             meeting = meet(whole, outer, _RUN, said, self._answer, timeout_s)
             self._token, everyone, answer = meeting.token, meeting.said, meeting.answer
             store = round_store(whole, self._token)
-        refused = hosts.refusal(everyone)
-        if refused is not None:
-            raise refused
+        self._refused = hosts.refusal(everyone)
+        if self._refused is not None:
+            raise self._refused
         found = hosts.hosts_of(everyone)
         if store is not None:
             self._witness = Witness(store, outer.rank, found)
@@ -138,6 +140,11 @@ class _Part:
     def keep(self, error: ErrorRecord, partial: RankResult | None) -> None:
         """Write why the round failed, unless another rank has, or the next round has begun."""
         job = self._job
+        if self._refused is not None:  # nothing was run: there is nothing to record
+            if self._outer.local_rank == 0:
+                print(f"dpexp: {self._refused}", file=sys.stderr)
+                discard(job.folder)
+            return
         if error.phase == "set-up" and error.type in (LATE_PEER, LOST_PEER, "DistNetworkError"):
             told = f"{error.message.rstrip('.')}. {told_by(self._outer)}"
             error = replace(error, message=told)
