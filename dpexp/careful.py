@@ -13,8 +13,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
@@ -26,14 +27,17 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dpexp import env
-from dpexp.config import load, to_plain
+from dpexp import console, env, slurm
+from dpexp.cell import announce
+from dpexp.config import load
 from dpexp.errors import ConfigError
 from dpexp.launched_cell import WIND_DOWN_S
 from dpexp.launcher_fixes import patient_submitit, private_ray
 from dpexp.launchers import BASIC, LOCAL, RAY, SLURM, name_of, target_of
-from dpexp.recording import write_result
-from dpexp.records import ErrorRecord, RunResult, read_run
+from dpexp.lost_cells import record_ended, record_lost
+from dpexp.records import read_run
+from dpexp.slurm_jobs import EndedBySlurmError, SlurmJobs, as_slurm_jobs
+from dpexp.slurm_requests import Request, request_of
 from dpexp.stopping import ECHO_S, GRACE_S, Stop, answer_with
 
 POLL_S = 0.05
@@ -68,6 +72,7 @@ class CarefulLauncher(Launcher):
         self._others: set[int] = set()  # processes that are not the launcher's
         self._stopped_by: int | None = None
         self._told_at = 0.0
+        self._jobs: SlurmJobs | None = None  # elsewhere, not below this process
         # When a launcher's own process ends, those below it are no children of this one any more.
         self._seen: list[psutil.Process] = []
 
@@ -82,6 +87,7 @@ class CarefulLauncher(Launcher):
         """Launch all jobs and wait for them.
 
         Raises:
+            ConfigError: what the cells need cannot be asked for; no job was started.
             HydraException: the launcher could not start a single one.
             Stop: a signal came.
         """
@@ -96,7 +102,7 @@ class CarefulLauncher(Launcher):
                 self._end_all()
                 if self._stopped_by is not None:  # some launchers turn _Stop into another error
                     raise self._stopped(self._stopped_by) from None
-                if not isinstance(error, Exception):
+                if not isinstance(error, Exception) or isinstance(error, ConfigError):
                     raise
                 return self._after_failure(job_overrides, initial_job_idx, error)
         return self._ended(returns, job_overrides, initial_job_idx)
@@ -105,16 +111,37 @@ class CarefulLauncher(Launcher):
     def _surroundings(self) -> Iterator[None]:
         target = target_of(self._config.hydra)
         with ExitStack() as stack:
-            if target in (LOCAL, SLURM):
+            if target == LOCAL:
                 stack.enter_context(patient_submitit())
+            if target == SLURM:
+                self._jobs = stack.enter_context(as_slurm_jobs(self._requests()))
             if target == RAY:
                 stack.enter_context(private_ray(self._inner))
             yield
 
+    def _requests(self) -> Callable[[Sequence[str]], Request]:
+        """What a cell's job asks for, by its overrides."""
+        launcher = self._config.hydra.launcher
+
+        @lru_cache(maxsize=1)
+        def has_gpus() -> bool:
+            found = slurm.has_gpus(launcher.get("partition"))
+            announce([f"device=auto: the cluster has {'' if found else 'no '}GPUs"])
+            return found
+
+        def request(overrides: Sequence[str]) -> Request:
+            try:
+                config = load(OmegaConf.create(self._cell(0, overrides)[1]))
+            except ConfigError:  # the job refuses it, and that is its result
+                return Request()
+            return request_of(config, launcher, has_gpus)
+
+        return request
+
     def _stopped(self, signum: int) -> Stop:
         """A signal came, and no process is left: cells that are without an end get one."""
         for folder in self._unfinished():
-            _record_lost(folder, "interrupted", "the sweep was stopped")
+            record_lost(folder, "interrupted", "the sweep was stopped")
         stop = Stop(signum)
         print(f"dpexp: {stop}", file=sys.stderr)
         return stop
@@ -127,9 +154,7 @@ class CarefulLauncher(Launcher):
         text = " ".join(str(error).split()) or type(error).__name__
         if not any(self._folder.glob("*/run.json")) and not self._unfinished():
             raise HydraException(f"hydra/launcher={name}: {text}") from error
-        print(
-            f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}", file=sys.stderr
-        )
+        console.say(f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}")
         lost = JobReturn(status=JobStatus.FAILED)
         lost.return_value = error
         return self._ended([lost] * len(jobs), jobs, first)
@@ -149,12 +174,15 @@ class CarefulLauncher(Launcher):
     def _found(self, number: int, overrides: Sequence[str], lost: JobReturn) -> JobReturn:
         """What a lost job's folder has, after a record was written if there was none."""
         folder, config = self._cell(number, overrides)
-        if not (folder / "run.json").exists():
+        error = lost._return_value
+        if isinstance(error, EndedBySlurmError):
+            record_ended(folder, error.record, config)
+        elif not (folder / "run.json").exists():
             said = "its process ended without a word"
             if not (folder / ".hydra").exists():
                 said = "it did not begin"
-            error = lost._return_value
-            _record_lost(folder, "failed", f"{said} ({type(error).__name__}: {error})", config)
+            text = f"{said} ({type(error).__name__}: {error})"
+            record_lost(folder, "failed", text, config)
         found = JobReturn(status=JobStatus.COMPLETED)
         throughput = read_run(folder / "run.json").get("throughput") or {}
         found.return_value = throughput.get("samples_per_s")
@@ -181,9 +209,11 @@ class CarefulLauncher(Launcher):
         if self._stopped_by is not None and time.time() - self._told_at < ECHO_S:
             return
         if self._stopped_by is not None:  # told twice: at once
-            self._end_all()
+            self._end_all(at_once=True)
             os._exit(128 + signum)
         self._stopped_by, self._told_at = signum, time.time()
+        if self._jobs is not None:  # they are not below this process; _end_all waits for them
+            raise _Stop
         self._seen = self._processes()
         cells = [child for child in self._seen if _leads_a_group(child)]
         for cell in cells:
@@ -201,8 +231,13 @@ class CarefulLauncher(Launcher):
         children = psutil.Process().children(recursive=True)
         return [child for child in children if child.pid not in self._others]
 
-    def _end_all(self) -> None:
+    def _end_all(self, *, at_once: bool = False) -> None:
         """End what the launcher has started and what that has started."""
+        if self._jobs is not None:
+            try:
+                self._jobs.cancel(at_once=at_once)
+            except slurm.NoAnswerError as error:
+                print(f"dpexp: jobs of this sweep may go on: {error}", file=sys.stderr)
         known = {*self._seen, *self._processes()}
         found = [child for child in known if not _ends_by_itself(child)]
         for process in found:
@@ -233,38 +268,6 @@ def _ends_by_itself(process: psutil.Process) -> bool:
         return "resource_tracker" in " ".join(process.cmdline())
     except psutil.Error:
         return True
-
-
-def _record_lost(
-    folder: Path, status: str, message: str, config: dict[str, Any] | None = None
-) -> None:
-    """Write the result of a cell whose own process cannot.
-
-    Args:
-        config: as composed; None takes it from the folder of a cell that has begun.
-    """
-    if config is None:
-        loaded: Any = OmegaConf.to_container(OmegaConf.load(folder / ".hydra/config.yaml"))
-        config = dict(loaded)
-    with contextlib.suppress(ConfigError):  # as other cells have it, to be compared with them
-        config = to_plain(load(OmegaConf.create(config)))
-    strategy = str((config.get("parallel") or {}).get("strategy"))
-    count = config.get("num_devices")
-    kind = "interrupted" if status == "interrupted" else "crash"
-    folder.mkdir(parents=True, exist_ok=True)
-    result = RunResult(
-        status=status,
-        label=f"{strategy}-n{count}",
-        config=config,
-        environment={"variables": env.recorded()},
-        parallel=strategy,
-        num_devices=count if isinstance(count, int) else None,
-        scaling=str(config.get("scaling")),
-        error=ErrorRecord(kind, "Launcher", message, phase="launch"),
-        repeat=config.get("repeat", 0),
-        notes=["see steps.rank*.csv"] if any(folder.glob("steps.rank*.csv")) else [],
-    )
-    write_result(result, folder)
 
 
 @contextmanager

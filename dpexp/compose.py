@@ -26,6 +26,7 @@ from dpexp.composing import SweepLoader
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.help_text import help_text
 from dpexp.launchers import NAMES
+from dpexp.records import STEP_TABLES
 from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
 
 RUNS = "outputs/runs"
@@ -100,13 +101,14 @@ def discard(folder: Path) -> None:
 
     Also the folders above it, where they are dpexp's own and now empty.
     """
-    shutil.rmtree(folder / ".hydra", ignore_errors=True)
+    for name in (".hydra", ".submitit"):
+        shutil.rmtree(folder / name, ignore_errors=True)
     for pattern in (
         "multirun.yaml",
         "dpexp.log",
         "shapes.csv",
         "events.out.tfevents.*.dpexp",
-        "steps.rank*.csv",
+        STEP_TABLES,
     ):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)  # of several ranks each may come here
@@ -186,7 +188,7 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
     if choice is not None:
         group = choice[1]
         options = GROUPS.get(group) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-        shown = f"+{group}" if group == "experiment" else group
+        shown = f"+{group}" if group in ("experiment", "cluster") else group
         close = _close(choice[2], options) or next(reversed(options), "…")
         plugin = group.startswith("hydra/") and choice[2] in ("optuna", *NAMES.values())
         return ConfigError(

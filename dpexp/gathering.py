@@ -82,14 +82,24 @@ def _not_met(outer: env.OuterLauncher, timeout_s: float, error: RuntimeError) ->
         "parallel.timeout_s",
         timeout_s,
         f"the ranks of this run did not meet: {reason}. {told_by(outer)}",
-        fix="the address and the port that torchrun was given, and whether hosts reach each other",
+        fix="MASTER_PORT=<a free one> srun …"
+        if outer.name == "Slurm"
+        else "the address and the port that torchrun was given, and whether hosts reach each other",
     )
 
 
 def told_by(outer: env.OuterLauncher) -> str:
     """Why this process waits for others at all."""
+    place = f"This process is rank {outer.rank} of {outer.world_size} of {outer.name}'s run "
+    if outer.name == "Slurm":
+        where = f"{outer.master_addr}:{outer.master_port}"
+        return (
+            f"{place}{outer.run_id!r}. Rank 0 waits at {where}; if that port is taken, set "
+            "MASTER_PORT. Each task of srun has to run dpexp, and --kill-on-bad-exit=1 ends all "
+            "when one is lost"
+        )
     return (
-        f"This process is rank {outer.rank} of {outer.world_size} of torchrun's run "
-        f"{outer.run_id!r}, by the variables TORCHELASTIC_RUN_ID, RANK, WORLD_SIZE, MASTER_ADDR "
-        "and MASTER_PORT. If no torchrun runs, they are left over: unset TORCHELASTIC_RUN_ID"
+        f"{place}{outer.run_id!r}, by the variables TORCHELASTIC_RUN_ID, RANK, WORLD_SIZE, "
+        "MASTER_ADDR and MASTER_PORT. If no torchrun runs, they are left over: unset "
+        "TORCHELASTIC_RUN_ID"
     )

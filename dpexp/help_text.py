@@ -32,6 +32,7 @@ def help_text(experiments: Sequence[str]) -> str:
     for group, options in GROUPS.items():
         lines.append(f"  {group:<12}{', '.join(options)}")
     lines.append(f"  {'+experiment':<12}{', '.join(experiments)}  (presets)")
+    lines.append(f"  {'+cluster':<12}slurm  (the tasks of an srun are the ranks)")
     for section, entries in sections.items():
         lines += ["", f"== {section.capitalize()} ==", "", *entries]
     lines += ["", "== Options of the strategy ==", "", *_nested_lines("parallel")]

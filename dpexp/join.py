@@ -30,6 +30,7 @@ from dpexp.meeting import meet, own_address, reach_store, round_store
 from dpexp.records import ErrorRecord, RankResult, RunResult
 from dpexp.results import ended_early, placed, restarted
 from dpexp.schema import Config
+from dpexp.slurm import explained
 from dpexp.stopping import ignored
 from dpexp.witness import Witness
 from dpexp.worker import RankJob
@@ -113,8 +114,10 @@ class _Part:
         comm = connect(plan, outer.rank, store)
         notes = [*plan.notes, *hosts.warnings(everyone)]
         if len(found) > 1:
-            sees = comm.exchange(torch.tensor([float(shared)])).flatten().tolist()
-            notes += _apart(found, sees)
+            own = next(i for i, each in enumerate(found) if outer.rank in each["ranks"])
+            sees = torch.zeros(len(found))
+            sees[own] = float(shared)
+            notes += _apart(found, comm.highest(sees).tolist())
             _refuse_checkpoints_apart(plan.config, found)
         self._job = replace(self._job, plan=replace(plan, notes=tuple(notes)))
         return comm, self._job
@@ -150,7 +153,7 @@ class _Part:
             return
         status = "interrupted" if error.kind == "interrupted" else "failed"
         known = [] if partial is None else [partial]
-        ended = ended_early(job.plan, job.environment, status, error, known)
+        ended = explained(ended_early(job.plan, job.environment, status, error, known))
         ended = restarted(placed(ended, job.hosts), self.restarts())
         if claim(job.folder / "run.json", ended.to_json()):
             if self.progress.began_s:
@@ -225,8 +228,8 @@ def _digest() -> str:
 def _apart(found: Sequence[dict[str, Any]], sees: Sequence[float]) -> list[str]:
     """Note the hosts that do not see rank 0's folder, in `found` too."""
     notes = []
-    for each in found:
-        each["shares_folder"] = bool(sees[each["ranks"][0]])
+    for each, seen in zip(found, sees, strict=True):
+        each["shares_folder"] = bool(seen)
         if not each["shares_folder"]:
             notes.append(
                 f"{each['host']} does not see the folder of rank 0's host: what its ranks write is "

@@ -36,6 +36,7 @@ WITHOUT_EFFECT = (
     "measure.peak_flops_per_device",
     "process_memory_mib",
     "parallel.max_restarts",
+    "parallel.ranks_from",
     "parallel.timeout_s",
     "repeat",
     "repeats",

@@ -12,6 +12,13 @@ def doc(text: str, section: str = "") -> Any:
     return field(metadata={"doc": text, "section": section})
 
 
+class RanksFrom(Enum):
+    """Who starts the ranks of a run."""
+
+    auto = "auto"
+    slurm = "slurm"
+
+
 class Rerun(Enum):
     """Which cells of a sweep that is resumed run, instead of all that are not ok."""
 

@@ -30,6 +30,8 @@ RESULT: Final[dict[str, Any]] = {
     "num_devices": int,
     "num_processes": int,
     "threads_per_process": int,
+    "pinned": [[int]],
+    "claimed_devices": [str],
     "samples_seen": int,
     "timing_rank": int,
     "config": dict,

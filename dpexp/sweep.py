@@ -12,7 +12,7 @@ from typing import Any, final
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from dpexp import env
+from dpexp import env, slurm
 from dpexp.cell import announce, claim_folder
 from dpexp.check import check
 from dpexp.compose import SWEEPS, discard, explain_os
@@ -26,6 +26,7 @@ from dpexp.records import RunResult
 from dpexp.repeating import refuse_other_sweepers
 from dpexp.resuming import refuse_rerun_alone, without_own
 from dpexp.schema import Config
+from dpexp.schema_measuring import RanksFrom
 from dpexp.searching import OPTUNA
 from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
 
@@ -62,6 +63,8 @@ class DpexpCallback(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
+            if config.parallel.get("ranks_from") == RanksFrom.slurm.value:
+                slurm.take_rank()
             own = load(without_hydra(config))
             check(own)
             outer = env.outer_launcher()
@@ -71,6 +74,9 @@ class DpexpCallback(Callback):
                 claim_folder(Path(config.hydra.run.dir))
             else:
                 _put_run(config, run_folder(outer, _typed(config), own))
+            if outer is not None and outer.rank != 0:
+                with open_dict(config.hydra):
+                    config.hydra.output_subdir = None  # .hydra/ is written once
         except ConfigError as error:
             refuse(error)
 
@@ -94,7 +100,7 @@ class DpexpCallback(Callback):
         search = config.hydra.sweeper.get("_target_") == OPTUNA
         overrides = without_own(typed(config.hydra))
         begun.set(Begun(folder, overrides, lock, new=asked is None, search=search))
-        together = simultaneous(config.hydra)
+        together = simultaneous(config.hydra, pin=config.get("pin") is True)
         if together is not None:
             announce([together])
 

@@ -24,6 +24,7 @@ from dpexp.errors import ConfigError
 from dpexp.schema import NESTED, Config
 
 CONF = compose.config_folder()
+ADDED = ("experiment", "cluster")  # groups without a choice of their own
 OPTIONS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml"))]
 
 
@@ -65,7 +66,7 @@ def test_every_option_of_conf_is_a_valid_config(
     group: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras, "_is_there", lambda _package, own: True)
-    overrides = [f"+{group}={option}" if group == "experiment" else f"{group}={option}"]
+    overrides = [f"+{group}={option}" if group in ADDED else f"{group}={option}"]
     if option == "custom":
         key = "sinks.custom" if group == "sinks" else group
         overrides.append(f"{key}._target_=mymodule.Mine")
@@ -303,7 +304,7 @@ def test_the_help_page_has_a_line_with_every_key_and_its_documentation(key: str,
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_the_help_page_names_every_option_that_lies_in_conf(group: str, option: str) -> None:
-    shown = f"+{group}" if group == "experiment" else group
+    shown = f"+{group}" if group in ADDED else group
     (line,) = [line for line in help_lines() if line.split()[:1] == [shown]]
     assert option in re.split(r"[,\s]+", line.strip())[1:]
 

@@ -16,18 +16,8 @@ from dpexp.builtin import BUILTIN_ARGUMENTS, GROUPS
 from dpexp.compose import config_folder
 from dpexp.config import load, to_plain
 from dpexp.errors import ConfigError
-from dpexp.schema import (
-    NESTED,
-    Backend,
-    CommHook,
-    CompileMode,
-    Config,
-    Precision,
-    Preload,
-    Scaling,
-    StrategyName,
-    Task,
-)
+from dpexp.schema import NESTED, Backend, CommHook, Config, Precision, Scaling, StrategyName, Task
+from dpexp.schema_workload import CompileMode, Preload
 
 
 def refusal(changes: dict[str, Any]) -> ConfigError:
@@ -274,6 +264,7 @@ def test_to_plain_gives_json_types_without_null_options() -> None:
     assert plain["parallel"] == {
         "strategy": "none",
         "timeout_s": 300.0,
+        "ranks_from": "auto",
         "max_restarts": 0,
     }
     assert (plain["task"], plain["scaling"]) == ("forward", "strong")

@@ -25,7 +25,10 @@ LAYERS: dict[int, list[str]] = {
         "clocks",
         "comparing",
         "env",
+        "env_slurm",
         "errors",
+        "texts",
+        "outlets",
         "exposure",
         "extras",
         "files",
@@ -43,9 +46,13 @@ LAYERS: dict[int, list[str]] = {
     1: [
         "schema",
         "schema_measuring",
+        "schema_workload",
         "builtin",
+        "nodes",
         "config",
         "bounds",
+        "claims",
+        "pinning",
         "check",
         "check_device",
         "check_measuring",
@@ -59,6 +66,7 @@ LAYERS: dict[int, list[str]] = {
         "hosts",
         "rounds",
         "schedule",
+        "plan_notes",
         "plan",
         "repeats",
         "resuming",
@@ -67,6 +75,8 @@ LAYERS: dict[int, list[str]] = {
         "results",
         "quick_end",
         "server",
+        "slurm",
+        "slurm_requests",
         "logs",
         "network",
         "stopping",
@@ -74,6 +84,7 @@ LAYERS: dict[int, list[str]] = {
     2: [
         "device",
         "comm",
+        "wire",
         "meeting",
         "disturb",
         "timing",
@@ -151,6 +162,7 @@ LAYERS: dict[int, list[str]] = {
         "comm_times",
         "pause",
         "recorder",
+        "brought",
         "rows",
         "training",
         "loop",
@@ -184,6 +196,7 @@ LAYERS: dict[int, list[str]] = {
         "going_on",
         "orphans",
         "agent",
+        "one_queue",
         "watchdog",
         "causes",
         "batch_search",
@@ -198,12 +211,16 @@ LAYERS: dict[int, list[str]] = {
         "launchers",
         "launched_cell",
         "launcher_fixes",
+        "ray_cells",
+        "slurm_jobs",
+        "lost_cells",
         "careful",
         "searching",
         "compose",
         "cell",
         "publishing",
         "recording",
+        "seats",
         "console",
         "contrast",
         "pairing",
@@ -263,12 +280,14 @@ WITHOUT_TORCH = [
     "launchers",
     "launched_cell",
     "launcher_fixes",
+    "ray_cells",
     "careful",
     "repeating",
     "searching",
     "compose",
     "console",
     "cell",
+    "seats",
     "gathering",
     "publishing",
     "sweep",
@@ -438,7 +457,8 @@ def uses_of(module: str, attributes: set[str]) -> dict[str, list[int]]:
 
 
 def test_only_env_touches_the_environment() -> None:
-    assert uses_of("os", {"environ", "environb", "getenv", "putenv", "unsetenv"}).keys() == {"env"}
+    found = uses_of("os", {"environ", "environb", "getenv", "putenv", "unsetenv"})
+    assert found.keys() == {"env", "env_slurm"}
 
 
 def test_only_timing_reads_clocks() -> None:

@@ -14,6 +14,7 @@ from dpexp.records import DP_PARTS, PHASES
 from dpexp.report.parity import parity_line
 from dpexp.report.tables import number, pointers
 from dpexp.report.trust import went_on
+from dpexp.texts import visible
 
 # Parts of forward and backward; the last one is no part of the step's time.
 COMM_NAMES = {
@@ -26,7 +27,7 @@ COMM_NAMES = {
 def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
     """A single run's summary: where the time of a step went."""
     timing = run.get("timing") or {}
-    console.print(escape(_run_title(run)), soft_wrap=True, highlight=False)
+    console.print(escape(visible(_run_title(run))), soft_wrap=True, highlight=False)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("phase")
     for head in ("mean ms", "p50 ms", "p95 ms", "max ms"):
@@ -41,7 +42,7 @@ def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
         _phase_row(table, name, timing.get(part))
     console.print(table)
     for line in (_run_summary(run), *_remarks(run), *pointers("folder", folder, folder)):
-        console.print(escape(line), soft_wrap=True, highlight=False)
+        console.print(escape(visible(line)), soft_wrap=True, highlight=False)
 
 
 def _remarks(run: dict[str, Any]) -> list[str]:
