@@ -48,9 +48,8 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
     part = _Part(job, outer)
     Lifeline(ignored()).start()
     result = rank.guarded(job, outer.rank, part.progress, part.keep, part.connect)
-    agent = rounds.own_agent()
-    if agent is not None and outer.local_rank == 0:
-        rounds.forget(agent, Path(RUNS).absolute())
+    if outer.local_rank == 0:
+        rounds.forget(Path(RUNS).absolute(), job.folder)
     return None if result is None else restarted(result, part.restarts())
 
 

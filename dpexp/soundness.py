@@ -74,7 +74,14 @@ RESULT: Final[dict[str, Any]] = {
         },
         "ranks": [{ANY: FIGURE}],
     },
-    "stragglers": {"rank": int, "phase": str, "ranks": [{"rank": int}]},
+    "stragglers": {
+        "rank": int,
+        "host": str,
+        "phase": str,
+        "ranks": [{"rank": int}],
+        "clock_offsets_s": [FIGURE],
+        "clock_error_s": AMOUNT,
+    },
     "parity": {
         "verdict": str,
         "reason": str,

@@ -62,7 +62,7 @@ REFUSED = {
 MADE_BY_USERS = {"make_data.py", "mynet.py", "scale.py", "myconf/model/mynet.yaml", "mine.py"}
 MADE_BY_TOOLS = {
     *(".venv/", ".hydra/", ".submitit/", "wandb/", "scaling/", "earlier/", "dpexp/conf/"),
-    *("report.md", "multirun.yaml", "optimization_results.yaml"),
+    *("checkpoints/", "report.md", "multirun.yaml", "optimization_results.yaml"),
 }
 
 # All commands run in the setup of the first test.

@@ -100,3 +100,12 @@ def test_a_checkpoint_with_a_file_too_few_or_too_short_is_none(tmp_path: Path) -
     found = newest(tmp_path)
     assert found is not None and found.step == 5
     assert newest(tmp_path / "nowhere") is None
+
+
+def test_where_nothing_can_be_put_aside_the_run_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shapes.csv").write_text("")
+    (tmp_path / "earlier").write_text("in the way")
+    assert not attempts(tmp_path, 1, [0.0]).again(failed())
+    assert "not started again" in capsys.readouterr().err

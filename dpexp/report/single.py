@@ -50,6 +50,7 @@ def _remarks(run: dict[str, Any]) -> list[str]:
     lines = [
         interval_line(run),
         straggler_line(run),
+        clock_line(run),
         calibration_line(run),
         parity_line(run),
         went_on(run),
@@ -86,8 +87,25 @@ def straggler_line(run: dict[str, Any]) -> str | None:
     rank = found["ranks"][found["rank"]]
     wait_ms, share = rank["others_wait_mean_s"] * 1e3, rank["share_of_steps"]
     return (
-        f"the other ranks wait for rank {found['rank']}: {wait_ms:.3g} ms a step, it comes last in "
+        f"the other ranks wait for {_at(found)}: {wait_ms:.3g} ms a step, it comes last in "
         f"{share:.0%} of the steps; it loses its time in {found['phase']}"
+    )
+
+
+def _at(found: dict[str, Any]) -> str:
+    host = found.get("host")
+    return f"rank {found['rank']}" + (f" on {host}" if host else "")
+
+
+def clock_line(run: dict[str, Any]) -> str | None:
+    """How the clocks of the hosts differ; None where there is one clock."""
+    found = run.get("stragglers") or {}
+    if not found.get("clock_error_s"):
+        return None
+    most_s = max(found["clock_offsets_s"], key=abs)
+    return (
+        f"clocks: up to {most_s:.6g} s from rank 0's, allowed for; known within "
+        f"{found['clock_error_s'] * 1e3:.2g} ms"
     )
 
 
