@@ -78,12 +78,13 @@ def remember(agent: Agent, base: Path, folder: Path) -> None:
     write_whole(pointer, f"{folder.relative_to(base)}\n")
 
 
-def forget(agent: Agent, base: Path) -> None:
-    """Undo :func:`remember`: the run has come to its end."""
-    pointer = agent.pointer(base)
-    pointer.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # others are in it
-        pointer.parent.rmdir()
+def forget(base: Path, folder: Path) -> None:
+    """Undo :func:`remember` for all agents, lost ones too: the run has come to its end."""
+    with contextlib.suppress(OSError):  # another rank was faster, or other launches are in it
+        for pointer in (base / POINTERS).iterdir():
+            if base / pointer.read_text(encoding="utf-8").strip() == folder:
+                pointer.unlink(missing_ok=True)
+        (base / POINTERS).rmdir()
 
 
 def begin(folder: Path, agents: Set[str], token: str) -> list[dict[str, Any]]:

@@ -29,9 +29,12 @@ def test_a_later_round_finds_the_folder_until_the_run_has_ended(tmp_path: Path) 
     for agent in (ONE, OTHER):  # the second one's host may be the only one in the next round
         rounds.remember(agent, tmp_path, folder)
         assert rounds.known_folder(agent, tmp_path) == folder
-    for agent in (ONE, OTHER):
-        rounds.forget(agent, tmp_path)
+    third = Agent("cccc", 1.7e9)
+    rounds.remember(third, tmp_path, third.folder(tmp_path))
+    rounds.forget(tmp_path, folder)
     assert rounds.known_folder(OTHER, tmp_path) is None
+    assert rounds.known_folder(third, tmp_path) is not None
+    rounds.forget(tmp_path, third.folder(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
