@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dpexp import env, server
-from dpexp.checkpoint import newest
 from dpexp.errors import ConfigError
 from dpexp.files import UNENCODABLE
 from dpexp.records import RunResult
@@ -90,13 +89,6 @@ def show_failure(result: RunResult, folder: Path) -> None:
         print(f"stacks of all ranks: {folder / 'dpexp.log'}", file=sys.stderr)
     elif error.traceback and error.kind not in ("config", "interrupted"):
         print(f"full traceback: {folder / 'dpexp.log'}", file=sys.stderr)
-    saved = newest(folder)
-    if saved is not None:
-        print(
-            f"its state after {saved.step} steps is saved: the same command with resume={folder} "
-            "goes on from there",
-            file=sys.stderr,
-        )
 
 
 def show_run(result: RunResult, folder: Path) -> None:
