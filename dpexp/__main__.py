@@ -22,6 +22,7 @@ from dpexp import __version__, compose, console, env, launched_cell, launchers
 from dpexp.cell import InterruptedRunError, announce, claim_folder, run_cell, unreadable
 from dpexp.config import load
 from dpexp.errors import ConfigError
+from dpexp.going_on import tell_how_to_go_on
 from dpexp.recording import UnwrittenResultError
 from dpexp.records import RunResult
 from dpexp.stopping import Stop, StopAtOnceError, answer_with
@@ -129,6 +130,7 @@ def _report(result: RunResult, folder: Path, *, leave: bool = True) -> None:
         console.show_run(result, folder)
         return
     console.show_failure(result, folder)
+    tell_how_to_go_on(folder)
     if leave:
         sys.exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from dpexp import checkpoint
@@ -60,6 +61,17 @@ def take_over(run: Path) -> SweepLock:
     aside = "" if kept is None else f"; what it had written so far is in {kept}"
     announce([f"{run} goes on from step {step}{aside}"])
     return held
+
+
+def tell_how_to_go_on(run: Path) -> None:
+    """Say that a run which has failed has a checkpoint, if it has."""
+    saved = checkpoint.newest(run)
+    if saved is not None:
+        print(
+            f"its state after {saved.step} steps is saved: the same command with resume={run} "
+            "goes on from there",
+            file=sys.stderr,
+        )
 
 
 def _newest_run() -> Path:
