@@ -20,6 +20,10 @@ TEST = $(VENV)/.installed-test
 MADE_EXTRAS = $(VENV_EXTRAS)/.made
 TEST_EXTRAS = $(VENV_EXTRAS)/.installed-test
 
+# Two modules at a time, of those that tests/beside.py names.
+TWO = -n 2 --dist loadfile --no-loadscope-reorder -m
+TESTS_EXTRAS = tests/extras tests/test_experiments.py tests/test_equality.py tests/parallel
+
 .PHONY: help venv demo test soak test-extras cluster clean sound
 .NOTPARALLEL:
 
@@ -49,7 +53,8 @@ test: sound $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow and not cluster"
+	$(BIN)/python -m pytest $(TWO) "beside and not slow and not cluster"
+	$(BIN)/python -m pytest -m "not beside and not slow and not cluster"
 
 soak: sound $(TEST)
 	$(BIN)/python -m pytest -m slow
@@ -57,8 +62,8 @@ soak: sound $(TEST)
 # What needs those libraries, and the core of the rest on the torch that they need.
 test-extras: sound $(TEST_EXTRAS)
 	$(BIN_EXTRAS)/python -c 'import torchvision, transformers, datasets, mlflow, wandb, joblib, submitit, ray, optuna'
-	$(BIN_EXTRAS)/python -m pytest -m "not slow" tests/extras tests/test_experiments.py \
-	    tests/test_equality.py tests/parallel
+	$(BIN_EXTRAS)/python -m pytest $(TWO) "beside and not slow" $(TESTS_EXTRAS)
+	$(BIN_EXTRAS)/python -m pytest -m "not beside and not slow" $(TESTS_EXTRAS)
 
 # In the environment of the extras: Slurm's jobs come from submitit.
 cluster: sound $(TEST_EXTRAS)

@@ -87,7 +87,7 @@ class Clock:
 
         def starting(ranks: Any) -> None:
             start(ranks)
-            ends = (ranks._ret_vals[0]._reader, ranks._pc.processes[0].sentinel)
+            ends = (ranks._ret_vals[0].reader, ranks._pc.processes[0].sentinel)
             thread = threading.Thread(target=self._wait, args=(len(self._asked) - 1, *ends))
             thread.start()
             self._waiting.append(thread)

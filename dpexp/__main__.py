@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -51,7 +50,7 @@ def run_job(composed: DictConfig) -> float | None:
     except ConfigError as error:
         console.refuse(error)
     try:
-        told = _launchers_notes(settings) if in_sweep else []
+        told = _launchers_notes(settings, pin=config.pin) if in_sweep else []
         user_dir = Path(settings.runtime.cwd)
         run = partial(run_cell, config, folder, user_dir, in_sweep=in_sweep, told=told)
         with _imports_kept() if in_sweep else nullcontext():
@@ -61,7 +60,7 @@ def run_job(composed: DictConfig) -> float | None:
             compose.discard(folder)
         console.refuse(error)
     except InterruptedRunError as stop:
-        print(f"{stop.result.label}: {stop}; its steps so far are in {folder}", file=sys.stderr)
+        console.say(f"{stop.result.label}: {stop}; its steps so far are in {folder}")
         if in_sweep and not is_here():
             alone = launchers.target_of(settings) in launchers.ONE_PROCESS_A_CELL
             launched_cell.end(stop.signum, alone=alone)
@@ -98,8 +97,9 @@ def _figure(result: RunResult) -> float | None:
     return (result.throughput or {}).get("samples_per_s")
 
 
-def _launchers_notes(settings: Any) -> list[str]:
-    together, changed = launchers.simultaneous(settings), launchers.changed_variables(settings)
+def _launchers_notes(settings: Any, *, pin: bool) -> list[str]:
+    together = launchers.simultaneous(settings, pin=pin, in_cell=True)
+    changed = launchers.changed_variables(settings)
     announce(changed)
     return [*([together] if together else []), *changed]  # the sweep has told the first
 
@@ -115,7 +115,7 @@ def _told(
             _report(error.measured, folder, leave=False)
             console.refuse(compose.explain_os(error), cause=error)
         keep_unwritten(folder.name, error.result)
-        print(f"{folder.name}: no result file: {error}", file=sys.stderr)
+        console.say(f"{folder.name}: no result file: {error}")
         result = error.result
     if result is not None and in_sweep:
         console.show_cell(result, folder)
@@ -136,7 +136,7 @@ def _report(result: RunResult, folder: Path, *, leave: bool = True) -> None:
 def main() -> None:
     """Entry point. Exit status: 0, 1 for any failure, 130 after Ctrl-C, 143 after SIGTERM."""
     outer = env.outer_launcher()
-    console.open_closed_streams()
+    console.prepare_streams()
     answer_with(console.leave_quietly)
     env.take_over_hydra_errors()
     env.remember_typed()
@@ -171,10 +171,6 @@ def _run(arguments: list[str], outer: env.OuterLauncher | None) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         abandon()
         console.refuse(compose.explain(error, arguments), cause=error)
-    except BrokenPipeError:  # nobody reads on (`--help | head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter's end meets it again
-        _finish_sweep()
-        sys.exit(1)
     except OSError as error:
         _finish_sweep()
         console.refuse(compose.explain_os(error), cause=error)

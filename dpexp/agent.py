@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from dpexp import rank, server
 from dpexp.network import LOOPBACK
+from dpexp.one_queue import one_queue
 from dpexp.stopping import GRACE_S
 from dpexp.watchdog import Watchdog
 
@@ -137,7 +138,8 @@ class Agent(LocalElasticAgent):
         hidden = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")
         try:
-            started: dict[int, Any] = super()._start_workers(worker_group)
+            with one_queue():
+                started: dict[int, Any] = super()._start_workers(worker_group)
             return started
         finally:
             sys.modules["__main__"] = hidden
@@ -179,7 +181,7 @@ class Agent(LocalElasticAgent):
         poll that follows, or the run is over: so this does not return at once again and again.
         """
         ends = [process.sentinel for process in self._processes() if process.exitcode is None]
-        results = [queue._reader for queue in getattr(self._pcontext, "_ret_vals", {}).values()]
+        results = {queue.reader for queue in getattr(self._pcontext, "_ret_vals", {}).values()}
         connection.wait([*ends, *results], LOOK_S)
 
     def _processes(self) -> list[Any]:

@@ -31,7 +31,13 @@ from dpexp.report.build import build
 from dpexp.report.scaling import Cell
 from dpexp.resuming import Planned, refuse_rerun_alone, rerun_of, without_own
 from dpexp.stopping import Stop, StopAtOnceError, listening
-from dpexp.sweep_folder import as_first_typed, first_overrides, left_to_run, write_record
+from dpexp.sweep_folder import (
+    as_first_typed,
+    draw_of,
+    first_overrides,
+    left_to_run,
+    write_record,
+)
 from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
 
 Composed = Callable[[Sequence[str]], DictConfig]
@@ -114,10 +120,10 @@ def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:
     """
     git_state.cache_clear()
     with compose.composer() as composed:
-        cells = _combinations(overrides)
+        cells = _combinations(overrides, 0)
         own = composed(cells[0])
         # What cannot be composed is told before there is a folder.
-        _jobs(composed, without_own(overrides))
+        _jobs(composed, without_own(overrides), 0)
         where, lock = _claim(own, folder)
         try:
             jobs, numbers = _planned(composed, overrides, own, where)
@@ -176,7 +182,8 @@ def _planned(
     typed = without_own(overrides)
     if own.resume is not None:
         typed = as_first_typed(where, typed)
-    jobs = _jobs(composed, typed)
+    draw = draw_of(where)
+    jobs = _jobs(composed, typed, draw)
     numbers = list(range(len(jobs)))
     if own.resume is not None:
         configs = [composed(job) for job in jobs]
@@ -187,12 +194,12 @@ def _planned(
         numbers = left_to_run(where, planned, rerun_of(own.rerun))
     if first_overrides(where) is None:
         record = {"hydra": {"overrides": {"task": typed}}}
-        write_record(where, OmegaConf.create(record), len(jobs))
+        write_record(where, OmegaConf.create(record), len(jobs), draw)
     return jobs, set(numbers)
 
 
-def _jobs(composed: Composed, overrides: Sequence[str]) -> list[list[str]]:
-    cells = _combinations(overrides)
+def _jobs(composed: Composed, overrides: Sequence[str], draw: int) -> list[list[str]]:
+    cells = _combinations(overrides, draw)
     return with_repeats(cells, [composed(cell) for cell in cells])
 
 
@@ -244,11 +251,11 @@ def _result(composed: DictConfig, folder: Path, in_sweep: bool) -> RunResult | N
     return run_cell(config, folder, Path.cwd(), in_sweep=in_sweep)
 
 
-def _combinations(overrides: Sequence[str]) -> list[list[str]]:
+def _combinations(overrides: Sequence[str], draw: int) -> list[list[str]]:
     """One list of overrides per cell, in the order of the command line's sweeps."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         refuse_own_choices(parsed)
-        return combinations(parsed)
+        return combinations(parsed, draw)
     except HydraException as error:
         raise compose.explain(error, list(overrides)) from error

@@ -18,7 +18,7 @@ from dpexp import env
 from dpexp.errors import ConfigError
 from dpexp.launch import launch
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
-from dpexp.records import RunResult
+from dpexp.records import STEP_TABLES, RunResult
 from dpexp.schema import Config, Scaling
 from dpexp.timing import now_s
 from dpexp.worker import RankJob
@@ -177,7 +177,7 @@ class _Search:
             folder = Path(name)
             job = RankJob(plan, {"variables": env.recorded()}, folder)
             result = launch(job, self._user_dir)
-            seen = _most_rows(folder / "steps.rank0.csv")
+            seen = _most_rows(folder)
         if result.status == "ok":
             peak = max((result.memory or {}).get("peak_bytes", [0]))
             fits = self._limit is None or peak <= self._limit * SPARE
@@ -224,9 +224,10 @@ def _limit_bytes(config: Config, plan: RunPlan) -> int | None:
     return int(limit * 2**20)
 
 
-def _most_rows(table: Path) -> int:
-    """The largest global batch in a step table; 0 if there is none."""
-    if not table.is_file():
+def _most_rows(folder: Path) -> int:
+    """The largest global batch in the tables of steps, which all have it; 0 if there is none."""
+    table = next(folder.glob(STEP_TABLES), None)
+    if table is None:
         return 0
     with table.open(encoding="utf-8", newline="") as file:
         return max((int(row["global_rows"]) for row in csv.DictReader(file)), default=0)

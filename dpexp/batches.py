@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dpexp.errors import ConfigError
-from dpexp.schema import BatchConfig
+from dpexp.schema_workload import BatchConfig
 
 
 class Inputs(NamedTuple):

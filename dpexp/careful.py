@@ -27,7 +27,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dpexp import env, slurm
+from dpexp import console, env, slurm
 from dpexp.cell import announce
 from dpexp.config import load
 from dpexp.errors import ConfigError
@@ -154,9 +154,7 @@ class CarefulLauncher(Launcher):
         text = " ".join(str(error).split()) or type(error).__name__
         if not any(self._folder.glob("*/run.json")) and not self._unfinished():
             raise HydraException(f"hydra/launcher={name}: {text}") from error
-        print(
-            f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}", file=sys.stderr
-        )
+        console.say(f"dpexp: the launcher {name} gave up: {type(error).__name__}: {text}")
         lost = JobReturn(status=JobStatus.FAILED)
         lost.return_value = error
         return self._ended([lost] * len(jobs), jobs, first)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dpexp.beacon import Position
 from dpexp.failures import LOST_PEER
 from dpexp.records import ErrorRecord
+from dpexp.stopping import STOP_SIGNALS
 
 
 def root_cause(
@@ -16,7 +17,8 @@ def root_cause(
     """Why a run failed.
 
     A rank that ended without a word was killed, or left by os._exit: the others then only lost
-    their connection to it. Errors of a rank's own come before that; lost connections last.
+    their connection to it. The same holds of one that a signal has stopped. Errors of a rank's own
+    come before that; lost connections last.
 
     Args:
         records: of the ranks that left one.
@@ -32,6 +34,11 @@ def root_cause(
     if silent:
         number, code = next(iter(silent.items()))
         return _silent_end(positions[number], code)
+    for number, record in records.items():
+        # Of ranks whose fork server was killed nobody can tell the exit code.
+        if record.kind == "interrupted" and codes.get(number, 0) - 128 in STOP_SIGNALS:
+            name = signal.Signals(codes[number] - 128).name
+            return _ended_at(positions[number], name, f"rank {number} got {name} from outside")
     rest = sorted(records.values(), key=lambda r: ("hang", "crash", "interrupted").index(r.kind))
     if rest and rest[0].kind == "interrupted":
         text = "the ranks were ended from outside: the fork server that holds them was killed"
@@ -49,6 +56,10 @@ def _silent_end(at: Position, code: int) -> ErrorRecord:
     else:
         name = f"exit {code}"
         text = f"rank {at.rank} ended with exit status {code} before it was done (os._exit?)"
+    return _ended_at(at, name, text)
+
+
+def _ended_at(at: Position, name: str, text: str) -> ErrorRecord:
     where = at.phase if at.step is None else f"step {at.step}, {at.phase}"
     during = f" of {at.during}" if at.during else ""
     return ErrorRecord(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,14 +13,15 @@ from typing import Any
 from dpexp import env, network, server, slurm
 from dpexp.check import check
 from dpexp.config import to_plain
-from dpexp.console import leave_quietly
+from dpexp.console import leave_quietly, say
 from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.provenance import code_of, git_state
 from dpexp.recording import UnwrittenResultError, record, write_result
-from dpexp.records import ErrorRecord, RunResult
+from dpexp.records import STEP_TABLES, ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 from dpexp.schema_measuring import RanksFrom
+from dpexp.seats import seated
 from dpexp.slurm_requests import check_ranks_from
 from dpexp.stopping import STOP_SIGNALS, listen
 
@@ -69,7 +69,10 @@ def run_cell(
 
         facts = gather_facts()
         environment = describe_environment(facts) | _provenance(config, user_dir)
-        with _interrupts_recorded(folder, user_dir):
+        with (
+            _interrupts_recorded(folder, user_dir),
+            seated(config, facts, environment, folder, in_sweep) as facts,
+        ):
             plan, search = _plan(config, facts, environment, user_dir, in_sweep)
             announce((*seen, *plan.notes))
             plan = replace(plan, notes=(*seen, *plan.notes, *told))
@@ -86,8 +89,10 @@ def run_cell(
     _raise_if_refused(result, in_sweep)
     if result.status == "ok":
         announce([note for note in result.notes if note not in plan.notes])
-    if search is not None:
-        result = _with_search(result, search)
+    return _recorded(result if search is None else _with_search(result, search), folder, user_dir)
+
+
+def _recorded(result: RunResult, folder: Path, user_dir: Path) -> RunResult:
     recorded = record(result, folder, user_dir)
     announce(recorded.notes[len(result.notes) :])
     return recorded
@@ -238,7 +243,7 @@ def claim_folder(folder: Path) -> None:
     Raises:
         ConfigError: it does.
     """
-    held = [*folder.glob("run.json"), *folder.glob("steps.rank*.csv")]
+    held = [*folder.glob("run.json"), *folder.glob(STEP_TABLES)]
     if held:
         raise ConfigError(
             "hydra.run.dir",
@@ -252,7 +257,7 @@ def announce(notes: Any) -> None:
     """Tell the user what she may not have expected; of several ranks, the first one does."""
     outer = env.outer_launcher()
     for note in notes if outer is None or outer.rank == 0 else ():
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
 
 
 @contextmanager
@@ -272,7 +277,7 @@ def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
     except LaunchInterruptedError as stop:
         # The figures are gone with the ranks; what they wrote step by step is there.
         ended = slurm.explained(stop.result)
-        result = replace(ended, notes=[*ended.notes, "see steps.rank*.csv"])
+        result = replace(ended, notes=[*ended.notes, f"see {STEP_TABLES}"])
         try:
             with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record
                 result = record(result, folder, user_dir)

@@ -11,7 +11,8 @@ from dpexp.check_sinks import check_sinks
 from dpexp.errors import ConfigError, SkippedCellError
 from dpexp.extras import refuse_missing
 from dpexp.resuming import check_resuming
-from dpexp.schema import OPTIONS, CommHook, CompileMode, Config, Preload, StrategyName, Task
+from dpexp.schema import OPTIONS, CommHook, Config, StrategyName, Task
+from dpexp.schema_workload import CompileMode, Preload
 
 DEVICE_FORMS = "auto, cpu, cuda, cuda:<i>, mps, xpu (no spaces, lower case)"
 _DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:(0|[1-9][0-9]*))?")

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpexp.records import STEP_TABLES
+
 FOLDER = "checkpoints"
 STATE = "state.json"
 EARLIER = "earlier"
@@ -24,7 +26,7 @@ _CUT_OFF = ".step-*"
 # What one attempt at a run writes; the log goes on.
 _OF_ATTEMPT = (
     "run.json",
-    "steps.rank*.csv",
+    STEP_TABLES,
     "shapes.csv",
     "timeline.json",
     "trace.rank*.json",

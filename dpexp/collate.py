@@ -8,6 +8,7 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dpexp.errors import ConfigError
+from dpexp.texts import first_line
 
 
 def collate(rows: list[Any]) -> Any:
@@ -26,7 +27,7 @@ def collate(rows: list[Any]) -> Any:
         raise ConfigError(
             "dataset",
             type(rows[0]).__name__ if isinstance(rows, (list, tuple)) and rows else "",
-            f"its rows cannot be put together to a batch: {_first_line(error)}",
+            f"its rows cannot be put together to a batch: {first_line(error)}",
             fix="rows of equal structure and sizes, or a dataset with a collate_fn of its own",
         ) from error
 
@@ -61,10 +62,6 @@ def _collate_none(rows: list[Any], *, collate_fn_map: Any = None) -> None:
 
 def _collate_texts(rows: Any, *, collate_fn_map: Any = None) -> list[Any]:
     return list(rows)  # torch leaves a tuple here and a list there
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 _MAP = {

@@ -15,12 +15,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from dpexp import env
-from dpexp.clocks import ClockOffset, closest, machine_id
+from dpexp.clocks import ClockOffset, clock_key, closest
 from dpexp.errors import ConfigError
 from dpexp.plan import RunPlan
 from dpexp.timing import host_s
+from dpexp.wire import pack, unpack_all
 
 CLOCK_ROUNDS = 16
+_BYTE = torch.uint8
+_LENGTH_BYTES = 8
 
 
 def connect(plan: RunPlan, rank: int, store: Store | None = None) -> Comm:
@@ -67,8 +70,12 @@ class Comm(ABC):
         """Every rank's `value`, in rank order, on rank 0; None elsewhere. Waits for all."""
 
     @abstractmethod
-    def exchange(self, values: torch.Tensor) -> torch.Tensor:
-        """Every rank's CPU tensor of one shape, on every rank: [ranks, ...]. Waits for all."""
+    def collect(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Every rank's CPU tensor of one shape, on rank 0: [ranks, ...]. Waits for all."""
+
+    @abstractmethod
+    def highest(self, values: torch.Tensor) -> torch.Tensor:
+        """The element-wise largest over ranks of a CPU tensor, on every rank. Waits for all."""
 
     @abstractmethod
     def clock(self) -> ClockOffset:
@@ -114,8 +121,11 @@ class LocalComm(Comm):
     def gather(self, value: Any) -> list[Any] | None:
         return [value]
 
-    def exchange(self, values: torch.Tensor) -> torch.Tensor:
+    def collect(self, values: torch.Tensor) -> torch.Tensor | None:
         return values.unsqueeze(0)
+
+    def highest(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
     def clock(self) -> ClockOffset:
         return ClockOffset(0.0, 0.0)
@@ -152,34 +162,63 @@ class TorchComm(Comm):
         )
 
     def gather(self, value: Any) -> list[Any] | None:
-        received: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(value, received, dst=0, group=self._group)
+        # Not torch's gather_object, which unpickles whatever comes. All that a rank sends is as
+        # long as the longest; rank 0's own, which knows of all ranks, is that, and it is here.
+        packed = pack(value)
+        sent = b"" if self.rank == 0 else packed
+        longest = int(self.highest(torch.tensor([len(sent)])).item())
+        row = len(sent).to_bytes(_LENGTH_BYTES, "little") + sent
+        padded = torch.frombuffer(bytearray(row.ljust(_LENGTH_BYTES + longest, b"\0")), dtype=_BYTE)
+        received = self.collect(padded)
+        if received is None:
+            return None
+        rows = (each.numpy().tobytes() for each in received[1:])
+        parts = ((row[:_LENGTH_BYTES], row[_LENGTH_BYTES:]) for row in rows)
+        said = (rest[: int.from_bytes(length, "little")] for length, rest in parts)
+        return [value, *unpack_all(said, packed)]
+
+    def collect(self, values: torch.Tensor) -> torch.Tensor | None:
+        received = None
+        if self.rank == 0:
+            received = values.new_empty((self.world_size, *values.shape))
+        each = None if received is None else list(received.unbind())
+        dist.gather(values, each, dst=0, group=self._group)
         return received
 
-    def exchange(self, values: torch.Tensor) -> torch.Tensor:
-        received = [torch.empty_like(values) for _ in range(self.world_size)]
-        dist.all_gather(received, values, group=self._group)
-        return torch.stack(received)
+    def highest(self, values: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
+        return values
 
     def clock(self) -> ClockOffset:
-        machines: list[Any] = [None] * self.world_size
-        dist.all_gather_object(machines, machine_id(), group=self._group)
-        if len(set(machines)) == 1:
+        host = self._host_number()
+        if host is None:
             return ClockOffset(0.0, 0.0)  # one kernel, one clock
-        own = ClockOffset(0.0, 0.0)
-        for peer in range(1, self.world_size):
-            if machines[peer] == machines[0]:
-                continue  # its clock is rank 0's
+        own, first_ranks = host
+        offsets = torch.zeros((len(first_ranks), 2), dtype=torch.float64)
+        for index, peer in enumerate(first_ranks[1:], start=1):
             if self.rank == 0:
                 found = closest([self._question(peer) for _ in range(CLOCK_ROUNDS)])
-                dist.send(torch.tensor(found, dtype=torch.float64), peer, group=self._group)
+                offsets[index] = torch.tensor(found, dtype=torch.float64)
             elif self.rank == peer:
                 for _ in range(CLOCK_ROUNDS):
                     self._answer()
-                told = torch.empty(2, dtype=torch.float64)
-                dist.recv(told, 0, group=self._group)
-                own = ClockOffset(*told.tolist())
-        return own
+        dist.broadcast(offsets, 0, group=self._group)
+        return ClockOffset(*offsets[own].tolist())
+
+    def _host_number(self) -> tuple[int, list[int]] | None:
+        """Which of the hosts this rank is on, and the first rank of each; None for one host.
+
+        A host is what has one clock. Of each one rank is asked: the others have the same clock.
+        """
+        own = torch.tensor(clock_key(), dtype=torch.int64)
+        keys = own.new_empty(self.world_size)
+        dist.all_gather(list(keys.unbind()), own, group=self._group)
+        first_ranks: dict[int, int] = {}
+        for rank, key in enumerate(keys.tolist()):
+            first_ranks.setdefault(key, rank)
+        if len(first_ranks) == 1:
+            return None
+        return list(first_ranks).index(int(own.item())), list(first_ranks.values())
 
     def _question(self, peer: int) -> tuple[float, float, float]:
         """Ask a peer for its clock: when asked, what it says, when the answer came."""

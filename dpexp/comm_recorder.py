@@ -49,7 +49,8 @@ class CommRecorder:
         self._count = 0
         self._steps = 0
         error_s = comm.max(self._offset.error_s)
-        self._stragglers = StragglerCount(comm.world_size, error_s) if self._several else None
+        counts = self._several and comm.rank == 0
+        self._stragglers = StragglerCount(comm.world_size, error_s) if counts else None
         self._timeline: list[dict[str, Any]] = []
 
     def account(self, steps: Steps, *, together: bool) -> StepComm:
@@ -115,23 +116,29 @@ class CommRecorder:
         return float(values.mean()) if len(values) else None
 
     def _compare(self, steps: Steps, times: Times) -> Floats:
-        """When the last of all ranks had each collective ready. Waits for all ranks."""
-        offset_s, ready = self._offset.offset_s, times.ready
-        own_legs = legs(steps, times, self._clock)
-        own = np.column_stack([ready - offset_s, times.worked() - offset_s, own_legs])
-        everyone = self._comm.exchange(torch.from_numpy(own)).numpy()
-        width, measured = ready.shape[1], steps.measured
-        arrivals, worked, all_legs = np.split(everyone, [width, width + 1], axis=2)
-        if self._stragglers is not None and self._comm.rank == 0:
-            step_s = steps.phases_s.sum(axis=1)
-            self._stragglers.add(
-                lateness(arrivals, worked[:, :, 0], times)[:, measured],
-                all_legs[:, measured],
-                step_s[measured],
-                times.meetings(),
-            )
-        last: Floats = np.fmax.reduce(arrivals, axis=0) + offset_s
-        return np.where(np.isnan(ready), np.nan, last)  # nobody waits where it does not take part
+        """When the last of all ranks had each collective ready. Waits for all ranks.
+
+        A rank gets no rows of the others: what it needs of them is the first and the last one, and
+        only rank 0 gets from each a number per step. So a flush costs a rank as much among 1,024
+        as among two.
+        """
+        ready, comes = (each - self._offset.offset_s for each in (times.ready, times.comes()))
+        both = np.column_stack([ready, -comes])
+        highest = self._comm.highest(torch.from_numpy(np.where(np.isnan(both), -np.inf, both)))
+        found = highest.numpy()
+        found[np.isneginf(found)] = np.nan  # no rank took part
+        last, first = np.split(found, [ready.shape[1]], axis=1)
+        measured = steps.measured
+        if measured.any():  # the same on every rank
+            late = lateness(comes, -first)[measured]
+            own_legs = legs(steps, times, self._clock)[measured].sum(axis=0)
+            everyone = self._comm.collect(torch.from_numpy(np.concatenate([late, own_legs])))
+            if everyone is not None and self._stragglers is not None:
+                late_s, legs_s = np.split(everyone.numpy(), [len(late)], axis=1)
+                step_s = steps.phases_s.sum(axis=1)[measured]
+                self._stragglers.add(late_s, legs_s, step_s, times.meetings())
+        # Nobody waits where it does not take part.
+        return np.where(np.isnan(ready), np.nan, last + self._offset.offset_s)
 
     def _rates(self, steps: Steps, own: Exposure) -> list[float | None]:
         rates: list[float | None] = []

@@ -119,6 +119,18 @@ class Times:
         worked: Floats = last - np.where(before, self.stalls(), 0.0).sum(axis=1)
         return worked
 
+    def comes(self) -> Floats:
+        """When this rank comes to each meeting of a step.
+
+        Returns:
+            Shape [steps, collectives + 2]; NaN where there is none. A blocking collective is a
+            meeting of its own. Those that run beside the computation make one, at the last; and
+            so do the awaited ones.
+        """
+        at_each = np.where(self.blocking, self.ready, np.nan)
+        at_last = np.fmax.reduce(np.where(self.beside, self.ready, np.nan), axis=1)
+        return np.column_stack([at_each, at_last, self.worked()])
+
     def meetings(self) -> int:
         """The most in a step whose lateness :func:`lateness` adds up."""
         each = int(self.blocking.any(axis=0).sum())
@@ -145,20 +157,14 @@ def legs(steps: Steps, times: Times, clock: timing.Clock[Any]) -> Floats:
     return np.column_stack([*before, data, transfer, forward_s, backward_s])
 
 
-def lateness(arrivals: Floats, worked: Floats, times: Times) -> Floats:
-    """How much later than the first rank each came to the meetings of a step: [ranks, steps].
+def lateness(comes: Floats, first: Floats) -> Floats:
+    """How much later than the first rank this one came to the meetings of a step: [steps].
 
     Args:
-        arrivals: shape [ranks, steps, collectives]; when each rank had each ready.
-        worked: shape [ranks, steps]; as of :meth:`Times.worked`.
-        times: one rank's own, for the kinds.
+        comes: as of :meth:`Times.comes`.
+        first: the same of the rank that came first to each meeting.
     """
-    at_each = np.where(times.blocking, arrivals, np.nan)
-    at_last = np.fmax.reduce(np.where(times.beside, arrivals, np.nan), axis=2, keepdims=True)
-    late: Floats = sum(
-        np.nan_to_num(come - np.fmin.reduce(come, axis=0)).sum(axis=2)
-        for come in (at_each, at_last, worked[:, :, None])
-    )
+    late: Floats = np.nan_to_num(comes - first).sum(axis=1)
     return late
 
 

@@ -18,6 +18,7 @@ from dpexp.contrast import Comparison, Gate, contrast, environment_differences, 
 from dpexp.errors import ConfigError
 from dpexp.pairing import IN_KIND, CellRuns, Pairs, Run, cells_of, has_key, pair
 from dpexp.records import LaterSchemaError, read_run
+from dpexp.texts import visible
 
 DESCRIPTION = """\
 Two runs or sweeps, cell by cell: B against A. A cell is a config, with all its repeats; code,
@@ -47,13 +48,13 @@ class Side:
 
 def main() -> None:
     """Entry point. Exit status: see EXIT_STATUS."""
-    console.open_closed_streams()
+    console.prepare_streams()
     signal.signal(signal.SIGINT, console.leave_quietly)
     arguments = _parser().parse_args()
     try:
         status = _compare(arguments)
     except (ConfigError, LaterSchemaError) as error:
-        print(f"dpexp: {error}", file=sys.stderr)
+        console.say(f"dpexp: {error}")
         status = Gate.CANNOT_TELL
     sys.exit(status)
 
@@ -103,7 +104,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         Gate.BROKEN: f"slower by more than {shown}, or failing",
         Gate.CANNOT_TELL: f"cannot tell whether a cell is slower by more than {shown}",
     }[status]
-    print(told + (": " + "; ".join(lines) if lines else ""))
+    print(visible(told + (": " + "; ".join(lines) if lines else "")))
     return status
 
 
@@ -195,7 +196,7 @@ def _show(
     out = wide(Console())
 
     def say(line: str) -> None:
-        out.print(escape(line), soft_wrap=True, highlight=False)
+        out.print(escape(visible(line)), soft_wrap=True, highlight=False)
 
     for name, side in (("A", a), ("B", b)):
         say(f"{name}: {getattr(arguments, name)} ({_counted(side.runs, 'run')})")
@@ -209,7 +210,7 @@ def _show(
         table.add_column("B / A", justify="right", overflow="fold", min_width=15)
         table.add_column("verdict", overflow="fold", min_width=10)
         for each in found:
-            table.add_row(*(escape(text) for text in _row(each)))
+            table.add_row(*(escape(visible(text)) for text in _row(each)))
         out.print(table)
     for line in _lines(a, b, pairs, found):
         say(line)

@@ -26,6 +26,7 @@ from dpexp.composing import SweepLoader
 from dpexp.errors import NO_VALUE, ConfigError
 from dpexp.help_text import help_text
 from dpexp.launchers import NAMES
+from dpexp.records import STEP_TABLES
 from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
 
 RUNS = "outputs/runs"
@@ -107,7 +108,7 @@ def discard(folder: Path) -> None:
         "dpexp.log",
         "shapes.csv",
         "events.out.tfevents.*.dpexp",
-        "steps.rank*.csv",
+        STEP_TABLES,
     ):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)  # of several ranks each may come here

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import copy
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -29,13 +29,34 @@ class SweepLoader(ConfigLoaderImpl):
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
-        # Pickled, since that is copied faster than a DictConfig; never to or from a file.
-        self._bases: dict[tuple[str | None, tuple[str, ...]], bytes] = {}
+        self._bases: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}
         self._parsed: dict[str, tuple[Override, bool]] = {}
+        self._ahead: dict[tuple[str, ...], DictConfig] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # For launchers that pickle it for each job.
-        return {**self.__dict__, "_bases": {}, "_parsed": {}}
+        return {**self.__dict__, "_bases": {}, "_parsed": {}, "_ahead": {}}
+
+    def compose_ahead(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """A cell's config, which is to be read only: a launcher gets this one, and changes it.
+
+        It is given away once.
+
+        Raises:
+            HydraException: it cannot be composed.
+        """
+        config = self.load_sweep_config(master_config, sweep_overrides)
+        self._ahead[tuple(sweep_overrides)] = config
+        return config
+
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
+        """As Hydra's."""
+        ahead = self._ahead.pop(tuple(sweep_overrides), None)
+        if ahead is not None:
+            return ahead
+        return super().load_sweep_config(master_config, sweep_overrides)
 
     def load_configuration(
         self,
@@ -69,8 +90,8 @@ class SweepLoader(ConfigLoaderImpl):
         if key not in self._bases:
             base = super().load_configuration(config_name, lines, RunMode.RUN, from_shell)
             make_quick(base)
-            self._bases[key] = pickle.dumps(base, pickle.HIGHEST_PROTOCOL)
-        config: DictConfig = pickle.loads(self._bases[key])
+            self._bases[key] = base
+        config: DictConfig = copy.deepcopy(self._bases[key])
         self._apply_overrides_to_config(values, config)
         own = [override for override, _ in parsed if not override.is_hydra_override()]
         job = config.hydra.job

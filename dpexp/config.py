@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import typing
 from dataclasses import fields
 from enum import Enum
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     InterpolationResolutionError,
     MissingMandatoryValue,
@@ -18,7 +19,9 @@ from omegaconf.errors import (
 
 from dpexp.builtin import BUILTIN_ARGUMENTS, GROUPS
 from dpexp.errors import NO_VALUE, ConfigError
+from dpexp.nodes import plain
 from dpexp.schema import NESTED, Config
+from dpexp.texts import first_line
 
 OF_THE_SWEEP = ("resume", "rerun")
 
@@ -32,12 +35,12 @@ def load(composed: DictConfig) -> Config:
     Raises:
         ConfigError: a value is missing, of the wrong type, or refers to a key that is not there.
     """
-    plain = _resolved(composed)
+    given = _resolved(composed)
     for group, options in GROUPS.items():
-        if not isinstance(plain.get(group), dict):
+        if not isinstance(given.get(group), dict):
             raise ConfigError(
                 group,
-                plain.get(group),
+                given.get(group),
                 "a config group needs one of its options",
                 allowed=", ".join(options),
                 fix=f"{group}={options[-1]}",
@@ -47,12 +50,12 @@ def load(composed: DictConfig) -> Config:
         if spec.name == "extra":
             continue
         if spec.name in OF_THE_SWEEP:
-            plain.setdefault(spec.name, None)  # not in the record of a run
-        if spec.name not in plain:
+            given.setdefault(spec.name, None)  # not in the record of a run
+        if spec.name not in given:
             raise ConfigError(
                 spec.name, NO_VALUE, "the key is missing", fix=f"do not remove {spec.name}"
             )
-        value = plain.pop(spec.name)
+        value = given.pop(spec.name)
         if spec.name in NESTED:
             values[spec.name] = _nested(spec.name, NESTED[spec.name], value)
         else:
@@ -63,7 +66,7 @@ def load(composed: DictConfig) -> Config:
         if not isinstance(node, dict):
             raise ConfigError(f"sinks.{name}", node, "must be a node with a _target_")
         _check_target(f"sinks.{name}", node)
-    return Config(**values, extra=plain)
+    return Config(**values, extra=given)
 
 
 def plain_or_none(composed: DictConfig) -> dict[str, Any] | None:
@@ -102,8 +105,11 @@ def to_plain(config: Config) -> dict[str, Any]:
 
 
 def _resolved(composed: DictConfig) -> dict[str, Any]:
+    unresolved = plain(composed)
+    if not _has_to_be_resolved(unresolved):
+        return cast(dict[str, Any], unresolved)
     try:
-        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        resolved = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key = error.full_key or "config"
         raise ConfigError(
@@ -112,13 +118,20 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         key = error.full_key or "config"
         if isinstance(error, InterpolationResolutionError) or "nterpolation" in str(error):
-            first = str(error).splitlines()[0]
-            raw = OmegaConf.to_container(composed, resolve=False)
+            first = first_line(error)
             raise ConfigError(
-                key, _raw_at(raw, key), f"cannot be resolved: {first}", fix=f"{key}=<value>"
+                key, _raw_at(unresolved, key), f"cannot be resolved: {first}", fix=f"{key}=<value>"
             ) from error
-        raise ConfigError(key, NO_VALUE, str(error).splitlines()[0]) from error
-    return cast(dict[str, Any], plain)
+        raise ConfigError(key, NO_VALUE, first_line(error)) from error
+    return cast(dict[str, Any], resolved)
+
+
+def _has_to_be_resolved(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_to_be_resolved, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_to_be_resolved, value))
+    return isinstance(value, str) and ("${" in value or value == MISSING)
 
 
 def _raw_at(raw: Any, key: str) -> Any:
@@ -143,13 +156,18 @@ def _nested(name: str, schema: type, value: Any) -> Any:
                 allowed=", ".join(known),
                 fix=f"{name}.{close[0]}=…" if close else f"leave out {name}.{key}",
             )
-    types = typing.get_type_hints(schema)
+    types = _types_of(schema)
     converted = {}
     for key in known:
         if key not in value and type(None) not in getattr(types[key], "__args__", ()):
             raise ConfigError(f"{name}.{key}", NO_VALUE, "the key is missing")
         converted[key] = _typed(f"{name}.{key}", types[key], value.get(key))
     return schema(**converted)
+
+
+@functools.cache
+def _types_of(schema: type) -> dict[str, Any]:
+    return typing.get_type_hints(schema)
 
 
 def _check_target(group: str, node: dict[str, Any]) -> None:

@@ -13,16 +13,24 @@ from typing import Any, NoReturn
 from dpexp import env, server
 from dpexp.errors import ConfigError
 from dpexp.files import UNENCODABLE
+from dpexp.outlets import outlive_readers
 from dpexp.records import RunResult
+from dpexp.texts import visible
 
 ANSWER_S = 1.0
 LONG = 2000  # characters of a message that go to the console
 
 
-def open_closed_streams() -> None:
+def say(text: str) -> None:
+    """Write to stderr what may hold words of others: nothing in it reaches a terminal raw."""
+    print(visible(text), file=sys.stderr)
+
+
+def prepare_streams() -> None:
     """Give stdin, stdout and stderr a place where there is none (`>&-`, a daemon).
 
-    And let what the terminal's encoding does not have be written as stderr does it already.
+    Let what the terminal's encoding does not have be written as stderr does it already. And who
+    reads them may leave.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -33,6 +41,7 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=UNENCODABLE)
+    outlive_readers()
 
 
 def leave() -> NoReturn:
@@ -54,12 +63,12 @@ def leave_quietly(signum: int, _frame: Any) -> NoReturn:
 def refuse(error: ConfigError, cause: BaseException | None = None) -> NoReturn:
     """Show a refusal as one paragraph and end with status 1."""
     if env.full_errors():
-        traceback.print_exception(cause or error)
-        print(getattr(error, "trace", ""), file=sys.stderr)
+        say("".join(traceback.format_exception(cause or error)))
+        say(getattr(error, "trace", ""))
     outer = env.outer_launcher()
-    # All of torchrun's ranks on a host come to the same refusal, if there are others.
+    # All ranks of an outer launcher on a host come to the same refusal, if there are others.
     if outer is None or outer.local_rank == 0 or not _others(outer):
-        print(f"dpexp: {error}", file=sys.stderr)
+        say(f"dpexp: {error}")
     sys.exit(1)
 
 
@@ -85,15 +94,15 @@ def show_failure(result: RunResult, folder: Path) -> None:
     message = error.message
     if len(message) > LONG:
         message = message[:LONG] + "… (all of it in dpexp.log)"
-    print(f"{result.label} {result.status}: {message}", file=sys.stderr)
+    say(f"{result.label} {result.status}: {message}")
     if error.user_frames:
-        print(error.user_frames.rstrip(), file=sys.stderr)
+        say(error.user_frames.rstrip())
     if env.full_errors() and error.traceback:
-        print(error.traceback.rstrip(), file=sys.stderr)
+        say(error.traceback.rstrip())
     elif error.stacks:
-        print(f"stacks of all ranks: {folder / 'dpexp.log'}", file=sys.stderr)
+        say(f"stacks of all ranks: {folder / 'dpexp.log'}")
     elif error.traceback and error.kind not in ("config", "interrupted"):
-        print(f"full traceback: {folder / 'dpexp.log'}", file=sys.stderr)
+        say(f"full traceback: {folder / 'dpexp.log'}")
 
 
 def show_run(result: RunResult, folder: Path) -> None:
@@ -110,6 +119,6 @@ def show_cell(result: RunResult, folder: Path) -> None:
     rate: Any = (result.throughput or {}).get("samples_per_s")
     figure = f", {rate:,.0f} samples/s" if rate else ""
     kind = f" ({result.error.kind})" if result.status == "failed" and result.error else ""
-    print(f"{folder.name}: {result.status}{kind}{figure}", file=sys.stderr)
+    say(f"{folder.name}: {result.status}{kind}{figure}")
     if result.status == "failed":
         show_failure(result, folder)

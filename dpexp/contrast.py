@@ -23,6 +23,7 @@ from dpexp.records import PHASES
 from dpexp.report.intervals import samples_of
 from dpexp.report.parity import parity_failed
 from dpexp.report.trust import untrusted
+from dpexp.texts import first_line
 
 # Of the environment: no matter of speed, and another one in each job.
 _NO_MATTER = ("variables.SLURM_JOB_ID",)
@@ -149,7 +150,7 @@ def _reason(pair: Pair) -> str | None:
         ok = [run for run in cell.runs if run["status"] == "ok"]
         if not ok:
             run = cell.runs[0]
-            message = ((run["error"] or {}).get("message") or "").partition("\n")[0]
+            message = first_line((run["error"] or {}).get("message") or "")
             return f"{run['status']} in {name}" + (f": {message}" if message else "")
         broken = next((why for run in ok if (why := untrusted(run)) is not None), None)
         if broken is not None:

@@ -14,6 +14,7 @@ import torch
 
 from dpexp import __version__, env
 from dpexp.plan import HardwareFacts, RunPlan
+from dpexp.sensors import own_cpus
 
 CLEAR_REFS = Path("/proc/self/clear_refs")
 NEAR_BYTES = 32 * 2**20  # resident memory is counted per core, and exact only to some MiB
@@ -30,10 +31,33 @@ def gather_facts() -> HardwareFacts:
         requested_threads=env.requested_threads(),
         nccl=torch.distributed.is_available() and torch.distributed.is_nccl_available(),
         outer_world_size=outer.world_size if outer is not None else None,
+        cpus=tuple(own_cpus()),
         outer_name="torchrun" if outer is None else outer.name,
         outer_local_size=outer.local_world_size if outer is not None else None,
         outer_first_rank=outer.rank - outer.local_rank if outer is not None else 0,
     )
+
+
+def visible_devices() -> tuple[str, ...]:
+    """What names each CUDA device that this process sees, in torch's order.
+
+    CUDA itself is asked: its numbers need not be those of NVML, and CUDA_VISIBLE_DEVICES may hold
+    what names no device. Names of MIG devices are those of CUDA_VISIBLE_DEVICES, since the driver
+    gives some of them their whole device's UUID.
+
+    Returns:
+        UUIDs; () where the devices are not NVIDIA's. Not run on a GPU yet.
+    """
+    if torch.version.cuda is None:
+        return ()
+    listed = [name.strip() for name in (env.visible_devices() or "").split(",")]
+    if any(name.startswith("MIG-") for name in listed):
+        return tuple(listed[: torch.cuda.device_count()])
+    uuids = [
+        str(torch.cuda.get_device_properties(index).uuid)
+        for index in range(torch.cuda.device_count())
+    ]
+    return tuple(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}" for uuid in uuids)
 
 
 def describe_environment(facts: HardwareFacts) -> dict[str, Any]:

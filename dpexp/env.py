@@ -23,6 +23,7 @@ RECORDED = (
 
 # A launcher of Hydra's may set these for its cells; see changed_by_launcher.
 _FOLLOWED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 _TYPED = "DPEXP_TYPED"
 _SWEEP = "DPEXP_SWEEP"
 FROM_SLURM = "DPEXP_RANKFROM_SLURM"
@@ -43,6 +44,7 @@ class OuterLauncher:
     run_id: str
     master_addr: str
     master_port: int
+    host: int = 0  # which of the run's hosts, or of torchrun's agents
     agents_store: bool = False  # whether an agent holds the store at that address; else rank 0
 
     @property
@@ -81,6 +83,8 @@ def outer_launcher() -> OuterLauncher | None:
         run_id=os.environ["TORCHELASTIC_RUN_ID"],
         master_addr=os.environ["MASTER_ADDR"],
         master_port=int(os.environ["MASTER_PORT"]),
+        # Tasks of srun that are ranks by themselves have no agent that sets the first one.
+        host=int(os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or 0),
         agents_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
@@ -108,6 +112,17 @@ def requested_threads() -> int | None:
     return int(raw) if raw.isdigit() and int(raw) > 0 else None
 
 
+def visible_devices() -> str | None:
+    """CUDA_VISIBLE_DEVICES as it is set, or None."""
+    return os.environ.get(_DEVICES)
+
+
+def devices_given_out() -> bool:
+    """Whether torchrun, Slurm or Ray has chosen this process's devices: then they are its own."""
+    names = ("SLURM_JOB_ID", "RAY_RAYLET_PID")
+    return outer_launcher() is not None or any(name in os.environ for name in names)
+
+
 def socket_interface() -> str | None:
     """The network interface the user chose for gloo, or None."""
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
@@ -133,6 +148,16 @@ def take_over_hydra_errors() -> None:
     """
     os.environ.setdefault(_WANTED, os.environ.get(_HYDRA, "0"))
     os.environ[_HYDRA] = "1"
+
+
+def showing(devices: tuple[str, ...]) -> dict[str, str]:
+    """What lets a process see these devices and no others; {} for () leaves it as it is."""
+    return {_DEVICES: ",".join(devices)} if devices else {}
+
+
+def with_threads(count: int) -> dict[str, str]:
+    """What makes a process's ranks have so many threads each."""
+    return {"OMP_NUM_THREADS": str(count)}
 
 
 @contextmanager
@@ -224,6 +249,11 @@ def sweep_process() -> tuple[str, int, float] | None:
     """Host, process id and start time of the process that the sweep is; None where not known."""
     told = json.loads(os.environ.get(_SWEEP, "null"))
     return None if told is None else (str(told[0]), int(told[1]), float(told[2]))
+
+
+def of_the_sweep() -> dict[str, str]:
+    """What :func:`changed_by_launcher` and :func:`sweep_process` read, for processes elsewhere."""
+    return {name: os.environ[name] for name in (_TYPED, _SWEEP) if name in os.environ}
 
 
 def protect_ray() -> None:

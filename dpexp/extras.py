@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from dpexp.errors import ConfigError
+from dpexp.texts import first_line
 
 # The extra that brings a package.
 EXTRAS = {
@@ -114,11 +115,6 @@ def explain_broken(target: str, error: BaseException) -> str | None:
         named = package in (NEEDS.get(target), target.strip().split(".")[0])
         return reason if named else f"{reason}; {target} imports it"
     return None
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, without the lines of advice that libraries add; its kind if nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
 
 
 def _is_there(package: str, *, own: bool) -> bool:

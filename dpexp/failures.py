@@ -23,6 +23,7 @@ from dpexp.parallel.replicas import ReplicaError
 from dpexp.plan import RunPlan
 from dpexp.records import ErrorRecord
 from dpexp.schema import Precision
+from dpexp.texts import first_line
 
 LOST = (
     "Connection closed by peer",
@@ -121,7 +122,7 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
     if isinstance(inner, OSError) and inner.errno in _NO_ROOM and user_frames(error) is None:
         return "crash", name, _unwritten(inner)
     if inner is not None and is_out_of_memory(inner):
-        return "oom", name, _first_line(inner)
+        return "oom", name, _told(inner)
     text = _text(error)
     loader = loader_failure(text, plan)
     if loader is not None:
@@ -135,7 +136,7 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
             LATE_PEER,
             (
                 f"rank {rank} waited {limit} for another rank (parallel.timeout_s={limit[:-2]}): "
-                f"{_first_line(error)}"
+                f"{_told(error)}"
             ),
         )
     if plan.num_processes > 1 and any(sign in text for sign in LOST):
@@ -197,8 +198,8 @@ def _from(start: str, text: str) -> str:
     return text[text.index(start) :].partition(". ")[0].strip(" .")
 
 
-def _first_line(error: BaseException) -> str:
-    return (_text(error) or type(error).__name__).splitlines()[0]
+def _told(error: BaseException) -> str:
+    return first_line(_text(error)) or type(error).__name__
 
 
 def _text(error: BaseException) -> str:

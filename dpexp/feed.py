@@ -16,7 +16,8 @@ from dpexp.loading import Batches, Choose, fetch_by_workers, fetch_here
 from dpexp.plan import RunPlan
 from dpexp.preload import preload
 from dpexp.schedule import ENDLESS, Schedule
-from dpexp.schema import Config, Preload, Task
+from dpexp.schema import Config, Task
+from dpexp.schema_workload import Preload
 from dpexp.streams import StreamPlan, fetch_stream
 
 

@@ -32,7 +32,7 @@ _CONFIG_DIR = "--config-dir"
 
 def main() -> None:
     """Entry point. Exit status: 0, or 1 after a refusal."""
-    console.open_closed_streams()
+    console.prepare_streams()
     answer_with(console.leave_quietly)
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:

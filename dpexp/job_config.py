@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import hydra.core.utils
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
+
+from dpexp.nodes import copied, plain
 
 # A key that is longer, or empty, may be written in another form by libyaml.
 _LONGEST_KEY = 100
@@ -19,23 +20,14 @@ _LONGEST_KEY = 100
 
 @final
 class QuickNode(DictConfig):
-    """A node whose deep copies are made by pickle, in a third of the time.
+    """A node whose deep copies are made by :func:`copied`, in a quarter of the time.
 
     Hydra copies a job's config once and its own node of it three times more.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DictConfig:
-        parent = self.__dict__["_parent"]
-        try:
-            # As in other nodes, the copy refers to the same parent.
-            self.__dict__["_parent"] = None
-            copied: DictConfig = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
-        except Exception:  # noqa: BLE001  # a resolver's kept result that cannot be pickled
-            copied = super().__deepcopy__(memo)
-        finally:
-            self.__dict__["_parent"] = parent
-        copied.__dict__["_parent"] = parent
-        return copied
+        # As in other nodes, the copy refers to the same parent.
+        return cast(DictConfig, copied(self, self.__dict__["_parent"]))
 
 
 def make_quick(config: DictConfig) -> None:
@@ -68,11 +60,11 @@ def to_yaml(config: Any) -> str:
     """
     if not yaml.__with_libyaml__:
         return OmegaConf.to_yaml(config)
-    plain = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
+    content = plain(config, enum_to_str=True)
     text: str = yaml.dump(
-        plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_dumper()
+        content, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_dumper()
     )
-    alike = text.isascii() and '"' not in text and _has_usual_keys(plain)
+    alike = text.isascii() and '"' not in text and _has_usual_keys(content)
     return text if alike else OmegaConf.to_yaml(config)
 
 

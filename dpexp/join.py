@@ -48,9 +48,8 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
     part = _Part(job, outer)
     Lifeline(ignored()).start()
     result = rank.guarded(job, outer.rank, part.progress, part.keep, part.connect)
-    agent = rounds.own_agent()
-    if agent is not None and outer.local_rank == 0:
-        rounds.forget(agent, Path(RUNS).absolute())
+    if outer.local_rank == 0:
+        rounds.forget(Path(RUNS).absolute(), job.folder)
     return None if result is None else restarted(result, part.restarts())
 
 
@@ -115,8 +114,10 @@ class _Part:
         comm = connect(plan, outer.rank, store)
         notes = [*plan.notes, *hosts.warnings(everyone)]
         if len(found) > 1:
-            sees = comm.exchange(torch.tensor([float(shared)])).flatten().tolist()
-            notes += _apart(found, sees)
+            own = next(i for i, each in enumerate(found) if outer.rank in each["ranks"])
+            sees = torch.zeros(len(found))
+            sees[own] = float(shared)
+            notes += _apart(found, comm.highest(sees).tolist())
             _refuse_checkpoints_apart(plan.config, found)
         self._job = replace(self._job, plan=replace(plan, notes=tuple(notes)))
         return comm, self._job
@@ -227,8 +228,8 @@ def _digest() -> str:
 def _apart(found: Sequence[dict[str, Any]], sees: Sequence[float]) -> list[str]:
     """Note the hosts that do not see rank 0's folder, in `found` too."""
     notes = []
-    for each in found:
-        each["shares_folder"] = bool(sees[each["ranks"][0]])
+    for each, seen in zip(found, sees, strict=True):
+        each["shares_folder"] = bool(seen)
         if not each["shares_folder"]:
             notes.append(
                 f"{each['host']} does not see the folder of rank 0's host: what its ranks write is "

@@ -16,6 +16,7 @@ from dpexp.batches import Inputs
 from dpexp.plan import RunPlan
 from dpexp.reference import Reference, ReferenceStep
 from dpexp.schema import CommHook, Precision
+from dpexp.texts import first_line
 from dpexp.tolerance import (
     FP16_SPACING,
     SINGLE,
@@ -114,7 +115,7 @@ class Judge:
         try:
             part(*arguments)
         except Exception as error:  # noqa: BLE001  # of the user's code, or no memory left
-            text = str(error).partition("\n")[0]
+            text = first_line(error)
             self._stop(f"the single device failed: {type(error).__name__}: {text}")
 
     def _stop(self, why: str) -> None:

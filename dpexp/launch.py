@@ -82,8 +82,10 @@ def _attempt(job: RankJob, user_dir: Path, beacon: Any) -> RunResult:
 
 def _launched(job: RankJob, user_dir: Path, scratch: Path, beacon: Any) -> RunResult:
     ranks = job.plan.num_processes
+    devices = env.showing(job.plan.claimed_devices)
     # One machine talks to itself: over loopback, unless the user named an interface.
-    variables = {**network.variables_of(None, one_host=True), **env.snapshot()}
+    own = network.variables_of(None, one_host=True)
+    variables = {**own, **env.snapshot(), **devices}
     launched = rank.LaunchedRank(job, variables, user_dir, scratch, rank.Stdio(), beacon, ignored())
     watchdog = Watchdog(beacon, ranks, scratch, job.plan.config.watchdog_s)
     agent = Agent(launched, ranks, watchdog)
@@ -160,5 +162,9 @@ def _read_partials(scratch: Path) -> list[RankResult]:
 
 
 def _last_words(scratch: Path) -> list[dict[str, Any]]:
-    """What the ranks that ended early have left (see rank.main)."""
-    return [json.loads(path.read_text()) for path in sorted(scratch.glob("rank*.json"))]
+    """What the ranks that ended early have left (see rank.main), of each the last, by rank."""
+    path = scratch / rank.LAST_WORDS
+    # What follows the last line break is of a rank that was killed in the middle of it.
+    lines = path.read_text("utf-8").split("\n")[:-1] if path.exists() else []
+    by_rank = {word["error"]["rank"]: word for word in map(json.loads, lines)}
+    return [by_rank[number] for number in sorted(by_rank)]

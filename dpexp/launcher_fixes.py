@@ -11,6 +11,8 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 
 from dpexp import env
+from dpexp.ray_cells import own_resources
+from dpexp.texts import first_line
 
 
 @contextmanager
@@ -29,7 +31,7 @@ def patient_submitit() -> Iterator[None]:
             return list(original(job))
         except (FailedJobError, UncompletedJobError) as error:
             lost = JobReturn(status=JobStatus.FAILED)
-            lost.return_value = RuntimeError(str(error).strip().splitlines()[0])
+            lost.return_value = RuntimeError(first_line(error))
             return [lost]
 
     Job.results = results
@@ -45,7 +47,11 @@ def private_ray(inner: Any) -> Iterator[None]:
     # Ray runs a task again whose process was lost, in the same folder.
     inner.ray_cfg.remote.setdefault("max_retries", 0)
     if inner.ray_cfg.init.get("address") is not None:
-        yield
+        # The plugin would set it, and Ray refuses it for a cluster that is there.
+        inner.ray_cfg.init.setdefault("object_store_memory", None)
+        inner.ray_cfg.init.setdefault("logging_level", "WARNING")
+        with own_resources():
+            yield
         return
     env.protect_ray()
     scratch = tempfile.mkdtemp(prefix="dpexp-ray-")
@@ -56,7 +62,8 @@ def private_ray(inner: Any) -> Iterator[None]:
     ):
         inner.ray_cfg.init.setdefault(key, value)
     try:
-        yield
+        with own_resources():
+            yield
     finally:
         import ray
 

@@ -17,6 +17,10 @@ RAY = "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"
 NAMES = {JOBLIB: "joblib", LOCAL: "submitit_local", SLURM: "submitit_slurm", RAY: "ray"}
 # Each of these runs a cell in a process that is the cell's alone.
 ONE_PROCESS_A_CELL = (LOCAL, SLURM)
+PINNED = (
+    "With pin=true they have cores of their own; caches, memory bandwidth and clocks are shared "
+    "all the same. "
+)
 
 
 def target_of(hydra: Any) -> str:
@@ -75,8 +79,14 @@ def refuse_launcher(hydra: Any) -> None:
             )
 
 
-def simultaneous(hydra: Any) -> str | None:
-    """The warning that cells run at the same time; None where each has the machine for itself."""
+def simultaneous(hydra: Any, *, pin: bool = False, in_cell: bool = False) -> str | None:
+    """The warning that cells run at the same time; None where each has the machine for itself.
+
+    Args:
+        hydra: the node ``hydra`` of the sweep's config, or of a cell's.
+        pin: the cells have cores of their own.
+        in_cell: it is a cell's: under Ray it says what that one has asked for.
+    """
     sweeper = hydra.get("sweeper") or {}
     if sweeper.get("n_jobs", sweeper.get("max_batch_size")) == 1:
         return None  # the launcher is given one cell at a time
@@ -86,13 +96,15 @@ def simultaneous(hydra: Any) -> str | None:
         JOBLIB: _under_joblib,
         LOCAL: _under_submitit,
         SLURM: _under_slurm,
-        RAY: _under_ray,
+        RAY: _in_ray if in_cell else _under_ray,
     }.get(target, _perhaps)(launcher)
     if how is None:
         return None
+    hint = not pin and target in (JOBLIB, LOCAL, RAY)
     return (
         f"cells of this sweep {how[0]} and disturb each other's timing: their figures are not "
-        f"those of an idle machine. Try: {how[1]}"
+        f"those of an idle machine. {PINNED if pin else ''}Try: {how[1]}"
+        + ("; or pin=true, on a CPU, for cores of their own at least" if hint else "")
     )
 
 
@@ -127,12 +139,25 @@ def _under_slurm(launcher: Any) -> tuple[str, str] | None:
     )
 
 
+# All cores of a machine for each cell.
+_RAY_ALONE = "+hydra.launcher.ray.remote.num_cpus=<cores of a machine>"
+
+
 def _under_ray(launcher: Any) -> tuple[str, str] | None:
+    """Whether a machine may have two cells at a time; one asks for a core or more."""
     cores = launcher.ray.init.get("num_cpus") or env.usable_cores()
     each = launcher.ray.remote.get("num_cpus") or 1
     if launcher.ray.init.get("address") is None and cores < 2 * each:
         return None
-    return "run at the same time (ray)", "+hydra.launcher.ray.init.num_cpus=1"
+    return "run at the same time (ray)", _RAY_ALONE
+
+
+def _in_ray(launcher: Any) -> tuple[str, str] | None:
+    """Whether this cell has left room for another one on its machine."""
+    cores = launcher.ray.init.get("num_cpus") or env.usable_cores()
+    if cores - (launcher.ray.remote.get("num_cpus") or 1) < 1:
+        return None
+    return "run at the same time (ray)", _RAY_ALONE
 
 
 def changed_variables(hydra: Any) -> list[str]:
@@ -143,14 +168,12 @@ def changed_variables(hydra: Any) -> list[str]:
     if "OMP_NUM_THREADS" in changed:
         value = changed["OMP_NUM_THREADS"]
         notes.append(
-            f"OMP_NUM_THREADS={value} was set by the launcher ({name_of(hydra)}): "
+            f"OMP_NUM_THREADS={value}: as many threads per process as the cell has asked Ray for"
+            if target_of(hydra) == RAY
+            else f"OMP_NUM_THREADS={value} was set by the launcher ({name_of(hydra)}): "
             "it, and not dpexp, has chosen the threads per process"
         )
     if "CUDA_VISIBLE_DEVICES" in changed:
         value = changed["CUDA_VISIBLE_DEVICES"]
-        hint = " (+hydra.launcher.ray.remote.num_gpus=<n> asks for GPUs)"
-        notes.append(
-            f"CUDA_VISIBLE_DEVICES={value!r} was set by the launcher ({name_of(hydra)})"
-            + (hint if target_of(hydra) == RAY else "")
-        )
+        notes.append(f"CUDA_VISIBLE_DEVICES={value!r} was set by the launcher ({name_of(hydra)})")
     return notes

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from dpexp.collate import collate_of
 from dpexp.errors import ConfigError
 from dpexp.schedule import GlobalBatch, Indices, Schedule
-from dpexp.schema import LoaderConfig
+from dpexp.schema_workload import LoaderConfig
 from dpexp.timing import now_s
 
 LOOK_S = 1.0  # how often loader processes are looked at while a batch is waited for

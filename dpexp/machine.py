@@ -157,11 +157,11 @@ class Watch:
         own_s = own_core_s()
         if self._comm.rank:
             return Snapshot(), 0.0, own_s
-        snapshot = look(self._nvml, pids)
+        snapshot = look(self._nvml, pids, cpus=self._plan.cpus())
         if self._nvml is None and self._plan.device_type != "cpu":
             snapshot.reasons["devices"] = self._why
         return snapshot, now_s(), own_s
 
     def _cores(self) -> int:
         most = self._plan.threads_per_process * self._plan.processes_here
-        return min(most, len(own_cpus()) or most)
+        return min(most, len(self._plan.cpus() or own_cpus()) or most)

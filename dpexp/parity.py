@@ -9,8 +9,7 @@ number formats explain (tolerance.py). Everything is built for the check alone a
 from __future__ import annotations
 
 import gc
-import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +26,7 @@ from dpexp.reference import switch_off, undisturbed, work_of
 from dpexp.schedule import GlobalBatch
 from dpexp.shapes import ShapeLog
 from dpexp.timing import make_clock
+from dpexp.wire import pack, unpack_all
 
 
 def check_parity(
@@ -112,7 +112,8 @@ def _step(
     divisor = strategy.loss_divisor
     summed = comm.sum(loss.detach().reshape(1).to("cpu", torch.float64)).item() / divisor
     if judge is not None and brought is not None:
-        judge.take(batch.step, [piece for piece in brought if piece[1]], _unpacked, summed)
+        pieces = [piece for piece in brought if piece[1]]
+        judge.take(batch.step, pieces, _unpacking(brought[0][0]), summed)
     for name, parameter in parameters:
         gradient = None if parameter.grad is None else whole(parameter.grad)
         if judge is not None:
@@ -143,12 +144,19 @@ def _packed(inputs: Inputs) -> bytes | str:
         return tensor.detach().to("cpu", copy=True)
 
     try:
-        return pickle.dumps(tuple(map_tensors(copied, part) for part in inputs))
+        return pack(tuple(map_tensors(copied, part) for part in inputs))
     except Exception as error:  # noqa: BLE001  # whatever the user's dataset puts into a batch
         return f"{type(error).__name__}: {error}"
 
 
-def _unpacked(packed: bytes | str) -> Inputs:
-    if isinstance(packed, str):
-        raise TypeError(f"a batch cannot be sent to rank 0: {packed}")
-    return Inputs(*pickle.loads(packed))
+def _unpacking(own: bytes | str | None) -> Callable[[bytes | str], Inputs]:
+    """What makes inputs of what the ranks have sent; `own` is what rank 0 has packed itself."""
+    trusted = own if isinstance(own, bytes) else pack(None)
+
+    def unpacked(packed: bytes | str) -> Inputs:
+        if isinstance(packed, str):
+            raise TypeError(f"a batch cannot be sent to rank 0: {packed}")
+        (parts,) = unpack_all([packed], trusted)
+        return Inputs(*parts)
+
+    return unpacked

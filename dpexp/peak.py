@@ -15,6 +15,7 @@ from dpexp.device import is_out_of_memory
 from dpexp.plan import RunPlan
 from dpexp.schema import Precision, StrategyName
 from dpexp.sensors import own_cpus
+from dpexp.texts import first_line
 from dpexp.timing import Clock, make_clock
 
 # Several, since the fastest size differs: on a busy CPU a small product fits between two
@@ -45,10 +46,10 @@ def measured_peak(plan: RunPlan, comm: Comm) -> tuple[float | None, str]:
     comm.max(0.0)  # all begin together
     own, problem = 0.0, ""
     try:
-        own = fastest(products, sizes) * share_of(plan, len(own_cpus()))
+        own = fastest(products, sizes) * share_of(plan, len(plan.cpus() or own_cpus()))
     except (RuntimeError, MemoryError) as error:
         memory = is_out_of_memory(error)
-        problem = "there was no memory for it" if memory else str(error).partition("\n")[0]
+        problem = "there was no memory for it" if memory else first_line(error)
     failed = comm.max(float(bool(problem)))
     total = comm.sum(torch.tensor([own], dtype=torch.float64)).item()
     if failed:
@@ -63,7 +64,7 @@ def peak_note(plan: RunPlan) -> str:
         told.append("all threads of the process, divided by the emulated devices")
     if plan.device_type == "cpu":
         threads = plan.threads_per_process * plan.processes_here
-        if threads > (len(own_cpus()) or threads):
+        if threads > (len(plan.cpus() or own_cpus()) or threads):
             told.append(f"the share of a core that each of {threads} threads can have")
     return "; ".join(told)
 

@@ -12,8 +12,12 @@ from dpexp.check_device import check_precision, check_preparation
 from dpexp.check_measuring import check_ranks, check_sleeps, injected
 from dpexp.errors import ConfigError
 from dpexp.extra_work import extra_work
-from dpexp.schedule import chunk_sizes
+from dpexp.pinning import check_pin, cores_needed, shares, threads_of
+from dpexp.plan_notes import plan_notes
 from dpexp.schema import ONE_PROCESS, Config, Scaling, StrategyName
+
+# Up to so many ranks each has files of its own; more share one per host.
+MOST_RANK_FILES = 64
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,10 @@ class HardwareFacts:
     outer_local_size: int | None = None  # its processes on this host
     outer_name: str = "torchrun"  # or Slurm
     outer_first_rank: int = 0  # the rank of the first of them
+    cpus: tuple[int, ...] = ()  # that this process may use; () where the system does not say
+    # This run's alone (seats.py); () = none are claimed.
+    claimed_cores: tuple[int, ...] = ()
+    claimed_devices: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class RunPlan:
     first_index: int  # of the first device of that type
     num_devices: int
     num_processes: int
+    by_host: bool  # one table of steps per host, not per rank
     threads_per_process: int
     threads_per_replica: int
     batch_rows: int  # global
@@ -54,6 +63,12 @@ class RunPlan:
     notes: tuple[str, ...]
     devices_here: int  # on the host that this plan was made on: all, but where ranks are on others
     first_rank: int  # of those on this host
+    pinned: tuple[tuple[int, ...], ...] = ()  # cores of each rank; () = all that it may use
+    claimed_devices: tuple[str, ...] = ()  # all that the ranks see; () = what this process sees
+
+    def cpus(self) -> tuple[int, ...]:
+        """The cores that are this run's alone; () = it has none of its own."""
+        return tuple(cpu for cores in self.pinned for cpu in cores)
 
     def device_of(self, rank: int) -> str:
         """The torch device string of the (first) device of a rank on this host."""
@@ -95,26 +110,25 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
     check_precision(config, device_type)
     check_preparation(config, device_type)
     batch_rows = int(config.batch_size) * (num_devices if config.scaling is Scaling.weak else 1)
-    batch_rows_per_device = max(chunk_sizes(batch_rows, num_devices))
-    if config.accumulate > batch_rows_per_device:
-        raise ConfigError(
-            "accumulate",
-            config.accumulate,
-            f"a device has {batch_rows_per_device} rows in a step, fewer than micro-batches",
-            allowed=f"1 to {batch_rows_per_device}",
-            fix=f"accumulate={batch_rows_per_device}, or a larger batch_size",
-        )
+    batch_rows_per_device = -(-batch_rows // num_devices)  # of the largest chunk
+    _check_rows(config, batch_rows_per_device)
     emulated = strategy is StrategyName.dp and device_type == "cpu"
     processes_here = 1 if strategy in ONE_PROCESS else here
-    threads = facts.requested_threads or max(1, facts.cores // processes_here)
+    threads = threads_of(
+        facts.requested_threads, facts.cores, here, processes_here, core_each=config.pin
+    )
+    if config.pin:
+        needed = cores_needed(threads, num_devices, num_processes)
+        check_pin(device_type, needed, facts.cpus, facts.outer_world_size)
     return RunPlan(
         config=config,
         label=f"{strategy.value}-n{num_devices}",
         strategy=strategy,
         device_type=device_type,
-        first_index=first_index,
+        first_index=0 if facts.claimed_devices else first_index,
         num_devices=num_devices,
         num_processes=num_processes,
+        by_host=num_processes > MOST_RANK_FILES,
         threads_per_process=threads,
         threads_per_replica=max(1, threads // num_devices) if emulated else threads,
         batch_rows=batch_rows,
@@ -123,12 +137,14 @@ def make_plan(config: Config, facts: HardwareFacts, *, in_sweep: bool = False) -
         backend=_backend(config, facts, device_type),
         **extra_work(config, device_type, num_processes, in_sweep),
         notes=(
-            *_notes(config, facts, device_type, num_devices, here, batch_rows),
+            *plan_notes(config, facts.cores, device_type, num_devices, here, batch_rows),
             *absent,
             *disturbed,
         ),
         devices_here=here,
         first_rank=facts.outer_first_rank,
+        pinned=shares(facts.claimed_cores, num_processes),
+        claimed_devices=facts.claimed_devices,
     )
 
 
@@ -246,6 +262,17 @@ def _check_count(
         )
 
 
+def _check_rows(config: Config, batch_rows_per_device: int) -> None:
+    if config.accumulate > batch_rows_per_device:
+        raise ConfigError(
+            "accumulate",
+            config.accumulate,
+            f"a device has {batch_rows_per_device} rows in a step, fewer than micro-batches",
+            allowed=f"1 to {batch_rows_per_device}",
+            fix=f"accumulate={batch_rows_per_device}, or a larger batch_size",
+        )
+
+
 def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | None:
     asked = config.parallel.backend
     if asked is None:
@@ -260,36 +287,3 @@ def _backend(config: Config, facts: HardwareFacts, device_type: str) -> str | No
             fix="parallel.backend=gloo",
         )
     return backend
-
-
-def _notes(
-    config: Config,
-    facts: HardwareFacts,
-    device_type: str,
-    num_devices: int,
-    here: int,
-    batch_rows: int,
-) -> tuple[str, ...]:
-    notes = []
-    if device_type == "cpu" and here > facts.cores:
-        notes.append(
-            f"{here} devices share {facts.cores} cores: their times include waiting for a core"
-        )
-    chunks = chunk_sizes(batch_rows, num_devices)
-    if batch_rows % num_devices:
-        notes.append(
-            f"batch_size {batch_rows} is not divisible by num_devices {num_devices}: "
-            f"the devices get {_listed(chunks)} rows; gradients are weighted by rows"
-        )
-    if config.prepare.sync_batchnorm and num_devices == 1:
-        notes.append(
-            "prepare.sync_batchnorm: one device sees the whole batch, so there is nothing to do"
-        )
-    notes.extend(f"{key}: not a key of dpexp; recorded, not used" for key in config.extra)
-    return tuple(notes)
-
-
-def _listed(sizes: tuple[int, ...]) -> str:
-    """The sizes of the chunks; of many, the first and the last ones."""
-    shown = [str(size) for size in sizes]
-    return ", ".join(shown if len(shown) <= 8 else [*shown[:3], "…", *shown[-2:]])

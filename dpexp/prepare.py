@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from dpexp.plan import RunPlan
-from dpexp.schema import PrepareConfig, StrategyName
+from dpexp.schema import StrategyName
+from dpexp.schema_workload import PrepareConfig
 from dpexp.weights import load_weights
 
 

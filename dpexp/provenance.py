@@ -118,10 +118,14 @@ def _origin(module: str, user_dir: Path) -> Path | None:
 
 def _is_installed(path: Path) -> bool:
     """Whether a file is Python's, of an installed package or dpexp's own: versions tell these."""
+    installed = _folders_of_packages().intersection(path.parents)
+    return bool(installed or {"site-packages", "dist-packages"} & set(path.parts))
+
+
+@functools.cache
+def _folders_of_packages() -> frozenset[Path]:
     folders = [Path(folder) for folder in sysconfig.get_paths().values()]
-    return any(
-        folder in path.parents for folder in (*folders, Path(__file__).resolve().parent)
-    ) or bool({"site-packages", "dist-packages"} & set(path.parts))
+    return frozenset([*folders, Path(__file__).resolve().parent])
 
 
 def with_notes(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

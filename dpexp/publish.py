@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from dpexp.build import UserCodeError
 from dpexp.errors import ConfigError
 from dpexp.logs import close_log, open_log
 from dpexp.publishing import LIMIT_S
-from dpexp.records import StepRecord, read_run, run_result_from
-from dpexp.sinks import FinishedRun, open_sink, read_steps
+from dpexp.records import STEP_TABLES, read_run, run_result_from
+from dpexp.sinks import FinishedRun, open_sink, steps_of
 
 USAGE = """\
 Hand a run that has ended to the sinks of its config, once more: into a tracker that could not be
@@ -75,9 +74,8 @@ def finished(folder: Path) -> FinishedRun:
     """
     result = run_result_from(read_run(folder / "run.json"))
     sweep = folder.parent if (folder.parent / "multirun.yaml").is_file() else None
-    table = folder / "steps.rank0.csv"
-    written = table if table.is_file() else folder / "run.json"
-    total_s = sum(record.step_s for record in _records(folder))
+    written = next(folder.glob(STEP_TABLES), folder / "run.json")
+    total_s = sum(record.step_s for record in steps_of(folder))
     return FinishedRun(folder, result, sweep, written.stat().st_mtime - total_s)
 
 
@@ -85,7 +83,7 @@ def publish(name: str, node: dict[str, Any], run: FinishedRun) -> str | None:
     """Let one sink write the run. Returns why it could not, or None."""
     try:
         sink = open_sink(name, node, run)
-        steps = _records(run.folder)
+        steps = steps_of(run.folder)
         while records := list(islice(steps, RECORDS_PER_WRITE)):
             sink.write(records)
         sink.close()
@@ -96,11 +94,6 @@ def publish(name: str, node: dict[str, Any], run: FinishedRun) -> str | None:
         text = " ".join(str(error).split())
         return text if isinstance(error, UserCodeError) else f"{type(error).__name__}: {text}"
     return None
-
-
-def _records(folder: Path) -> Iterator[StepRecord]:
-    table = folder / "steps.rank0.csv"
-    return read_steps(table) if table.is_file() else iter(())
 
 
 if __name__ == "__main__":

@@ -24,17 +24,23 @@ from dpexp import env
 from dpexp.beacon import own_cells
 from dpexp.comm import Comm, connect
 from dpexp.failures import LATE_PEER, describe
-from dpexp.files import write_whole
+from dpexp.files import SharedLines
 from dpexp.lifeline import Interrupted, Lifeline, stop_listening
 from dpexp.logs import close_log, open_log
 from dpexp.loop import Progress
 from dpexp.memory_limit import MemoryLimit
+from dpexp.outlets import outlive_readers
 from dpexp.records import ErrorRecord, RankResult, RunResult
 from dpexp.stacks import offer
 from dpexp.stopping import GRACE_S
+from dpexp.texts import visible
 from dpexp.worker import Connect, RankJob, run_rank
 
 log = logging.getLogger(__name__)
+
+# In the launcher's scratch folder, one for all ranks: their stacks, and a line of JSON of each rank
+# that ended early.
+STACKS, LAST_WORDS = "stacks", "last-words"
 
 # Set by the elastic agent for each rank; they win over the launching process's own.
 _AGENT_PREFIXES = (
@@ -87,27 +93,28 @@ def main(launched: LaunchedRank) -> RunResult | None:
     # collection would walk all of it, and so copy the memory that is shared with the server.
     gc.freeze()
     launched.stdio.adopt()
+    outlive_readers()
     agent = {k: v for k, v in env.snapshot().items() if k.startswith(_AGENT_PREFIXES)}
     env.restore({**launched.variables, **agent})
     enter(launched.user_dir)
     rank = env.own_rank()
+    if launched.job.plan.pinned:
+        # Before there are other threads: those that come later inherit it, loader processes too.
+        os.sched_setaffinity(0, launched.job.plan.pinned[rank])
 
     def keep(error: ErrorRecord, partial: RankResult | None) -> None:
         last = {"error": asdict(error), "partial": partial and asdict(partial)}
-        write_whole(launched.scratch / f"rank{rank}.json", json.dumps(last))
+        lines = SharedLines(launched.scratch / LAST_WORDS, "")
+        lines.append(json.dumps(last) + "\n")
+        lines.close()
 
     Lifeline(launched.unheeded).start()
-    offer(stacks_path(launched.scratch, rank))
+    offer(launched.scratch / STACKS, rank)
     # The first tick: from now on this process may be asked for its stacks.
     progress = Progress(own_cells(launched.beacon, rank))
     result = guarded(launched.job, rank, progress, keep)
     end_despite_threads()
     return result
-
-
-def stacks_path(scratch: Path, rank: int) -> Path:
-    """Where a launched rank writes its stacks."""
-    return scratch / f"stacks.rank{rank}"
 
 
 def end_despite_threads() -> None:
@@ -179,7 +186,8 @@ def _kept(keep: Keep, record: ErrorRecord, partial: RankResult | None) -> None:
     try:
         keep(record, partial)
     except OSError as error:
-        print(f"rank {record.rank}: {record.message} (not recorded: {error})", file=sys.stderr)
+        told = f"rank {record.rank}: {record.message} (not recorded: {error})"
+        print(visible(told), file=sys.stderr)
 
 
 def _end(code: int) -> None:

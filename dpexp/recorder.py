@@ -244,6 +244,8 @@ class Recorder:
                 self._seconds[part].append(parts[measured][:, index])
 
     def _chunk_sizes(self, global_rows: int) -> tuple[int, ...]:
+        if self._plan.by_host:
+            return ()
         if global_rows not in self._chunks:
             self._chunks[global_rows] = chunk_sizes(global_rows, self._plan.num_devices)
         return self._chunks[global_rows]

@@ -22,6 +22,9 @@ DP_PARTS = ("scatter", "replicate", "parallel_apply", "gather")
 # What of a step's time is communication; exposed and waiting lie in forward and backward.
 COMM_PARTS = ("comm_exposed", "comm_overlapped", "straggler_wait")
 
+# The tables of steps in a run's folder: of a rank, or of a host (see plan.MOST_RANK_FILES).
+STEP_TABLES = "steps.*.csv"
+
 STATUSES = ("ok", "failed", "skipped", "interrupted")
 KINDS = (
     "config",
@@ -36,7 +39,7 @@ KINDS = (
 
 
 class StepRecord(NamedTuple):
-    """One step as one rank saw it: a row of ``steps.rank<r>.csv``.
+    """One step as one rank saw it: a row of ``steps.rank<r>.csv`` or ``steps.host<h>.csv``.
 
     `step_s` = `data_s` + `transfer_s` + `forward_s` + `backward_s` + `optimizer_s` + `other_s`.
     """
@@ -67,7 +70,9 @@ class StepRecord(NamedTuple):
     loss: float | None  # mean over the global batch's rows once known, else over this rank's
     learning_rate: float | None  # of the step's update; training only
     peak_bytes: int
-    replica_rows: tuple[int, ...]  # rows of each device of the whole run; 0 = idle
+    # Rows of each device of the whole run; 0 = idle. Empty where there is a table per host: there
+    # each rank has a row of its own, and as many numbers in each would grow with their square.
+    replica_rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,8 @@ class RunResult:
     num_devices: int | None = None
     num_processes: int | None = None
     threads_per_process: int | None = None
+    pinned: list[list[int]] | None = None  # cores of each rank
+    claimed_devices: list[str] | None = None  # cuda:0 and so on, as CUDA_VISIBLE_DEVICES names them
     batch: dict[str, int] | None = None
     scaling: str | None = None
     steps: dict[str, int] | None = None

@@ -23,7 +23,8 @@ from dpexp.comm import Comm, LocalComm
 from dpexp.loop import Progress, Work, forward_backward
 from dpexp.plan import RunPlan
 from dpexp.recorder import Recorder
-from dpexp.schema import ParallelConfig, Preload, StrategyName
+from dpexp.schema import ParallelConfig, StrategyName
+from dpexp.schema_workload import Preload
 from dpexp.shapes import ShapeLog
 from dpexp.timing import Clock, make_clock
 from dpexp.training import Training

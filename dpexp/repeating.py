@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -26,7 +28,7 @@ from dpexp.errors import ConfigError
 from dpexp.job_config import quick_files
 from dpexp.repeats import with_repeats
 from dpexp.resuming import Planned, contiguous, rerun_of, without_own
-from dpexp.sweep_folder import as_first_typed, first_overrides, left_to_run, write_record
+from dpexp.sweep_folder import as_first_typed, draw_of, first_overrides, left_to_run, write_record
 
 # Hydra takes only plugins whose dotted name begins with hydra_plugins. A package of that name would
 # be shared with every other installed plugin, so the class is entered under such a name by hand.
@@ -79,7 +81,7 @@ class RepeatingSweeper(Sweeper):
             HydraException: a combination cannot be composed.
         """
         assert self.hydra_context is not None and self.config is not None and self.launcher
-        loader = self.hydra_context.config_loader
+        loader = cast(SweepLoader, self.hydra_context.config_loader)
         folder = Path(self.config.hydra.sweep.dir)
         resumed = self.config.get("resume") is not None
         typed = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
@@ -89,9 +91,9 @@ class RepeatingSweeper(Sweeper):
         if resumed:
             hydra = list(self.config.hydra.overrides.hydra)
             typed = as_first_typed(folder, typed, hydra)
-        cells = combinations(parser.parse_overrides(typed))
-        composed = [loader.load_sweep_config(self.config, cell) for cell in cells]
-        jobs = with_repeats(cells, composed)
+        draw = draw_of(folder)
+        cells = combinations(parser.parse_overrides(typed), draw)
+        jobs = with_repeats(cells, [loader.compose_ahead(self.config, cell) for cell in cells])
         if resumed:
             planned = [self._planned(number, job) for number, job in enumerate(jobs)]
             numbers = left_to_run(folder, planned, rerun_of(self.config.get("rerun")))
@@ -99,7 +101,7 @@ class RepeatingSweeper(Sweeper):
             numbers = list(range(len(jobs)))
         if first_overrides(folder) is None:
             folder.mkdir(parents=True, exist_ok=True)
-            write_record(folder, self.config, len(jobs))
+            write_record(folder, self.config, len(jobs), draw)
         returns = []
         # A launcher numbers the jobs it is given from the first one on: no gaps within a call.
         for group in contiguous(numbers, self._most):
@@ -122,8 +124,11 @@ class RepeatingSweeper(Sweeper):
         return Planned(number, folder, plain_or_none(without_hydra(config)))
 
 
-def combinations(overrides: Sequence[Override]) -> list[list[str]]:
+def combinations(overrides: Sequence[Override], draw: int) -> list[list[str]]:
     """The overrides of each cell: every combination of choices, the last key varying fastest.
+
+    Args:
+        draw: the order of `shuffle()` is drawn from it.
 
     Raises:
         ConfigError: a choice has no value, so that there is no cell.
@@ -135,13 +140,25 @@ def combinations(overrides: Sequence[Override]) -> list[list[str]]:
         if override.is_sweep_override():
             if not override.is_discrete_sweep():
                 raise HydraException(f"{override.input_line}: is not a list of values")
-            choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            with _drawing_from(f"{draw} {key}"):
+                choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
             if not choices[key]:
                 typed = str(override.input_line).partition("=")[2]
                 raise ConfigError(key, typed, "gives no value, so there is no cell", fix="a list")
         else:
             choices[key] = [str(override.input_line)]
     return [list(combination) for combination in itertools.product(*choices.values())]
+
+
+@contextmanager
+def _drawing_from(seed: str) -> Iterator[None]:
+    """Around Hydra's `shuffle()`, which draws from Python's own generator."""
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 def refuse_own_choices(overrides: Sequence[Override]) -> None:

@@ -49,6 +49,11 @@ class Attempts:
         came_further = found is not None and found.state["taken_unix_s"] > self._started_s
         if error.kind not in (*_ALWAYS, *(_AFTER_PROGRESS if came_further else ())):
             return False
+        try:
+            checkpoint.put_aside(self._job.folder)
+        except OSError as problem:  # no room: then the run ends as it did
+            print(f"note: not started again: {problem}", file=sys.stderr, flush=True)
+            return False
         self._left -= 1
         step = 0 if found is None else found.step
         self._count_work(found)
@@ -60,7 +65,6 @@ class Attempts:
             file=sys.stderr,
             flush=True,
         )
-        checkpoint.put_aside(self._job.folder)
         self._started_s = time.time()
         return True
 

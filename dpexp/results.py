@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from dpexp.check_measuring import injected
@@ -185,6 +185,8 @@ def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
         "num_devices": plan.num_devices,
         "num_processes": plan.num_processes,
         "threads_per_process": plan.threads_per_process,
+        "pinned": [list(cores) for cores in plan.pinned] or None,
+        "claimed_devices": list(plan.claimed_devices) or None,
         "batch": {"global": plan.batch_rows, "per_device": plan.batch_rows_per_device},
         "scaling": plan.config.scaling.value,
         "repeat": plan.config.repeat,
@@ -193,10 +195,9 @@ def facts_of(plan: RunPlan, environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank_facts(rank: RankResult) -> dict[str, Any]:
-    plain = asdict(rank)
     kept = ("rank", "pid", "device", "threads", "steps", "rows_seen", "wall_s", "recording_s")
     return {
-        **{key: plain[key] for key in kept},
+        **{key: getattr(rank, key) for key in kept},
         "step_p50_s": rank.timing["step"].p50_s,
         "phase_mean_s": {
             phase: summary.mean_s for phase, summary in rank.timing.items() if phase in PHASES

@@ -178,7 +178,9 @@ def in_first_order(
     lines = [
         f"{sign} {line}"
         for key in keys
-        if [*map(meaning, old.get(key, ()))] != [*map(meaning, new.get(key, ()))]
+        # The same text is the same, whatever it draws (`shuffle([1,2])`).
+        if old.get(key) != new.get(key)
+        and [*map(meaning, old.get(key, ()))] != [*map(meaning, new.get(key, ()))]
         and _compared(key, [*old.get(key, ()), *new.get(key, ())])
         for sign, side in (("-", old), ("+", new))
         for line in side.get(key, ())

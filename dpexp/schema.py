@@ -20,6 +20,7 @@ from dpexp.schema_measuring import (
     UntilConfig,
     doc,
 )
+from dpexp.schema_workload import BatchConfig, LoaderConfig, PrepareConfig
 
 
 class Task(Enum):
@@ -59,21 +60,6 @@ class Precision(Enum):
     fp16 = "fp16"
 
 
-class CompileMode(Enum):
-    """torch.compile's modes."""
-
-    default = "default"
-    reduce_overhead = "reduce-overhead"
-    max_autotune = "max-autotune"
-
-
-class Preload(Enum):
-    """Where a dataset is put before the first step."""
-
-    none = "none"
-    device = "device"
-
-
 class CommHook(Enum):
     """How DDP carries its gradients."""
 
@@ -92,39 +78,6 @@ class Backend(Enum):
 
 
 @dataclass(frozen=True)
-class LoaderConfig:
-    """How batches are fetched."""
-
-    workers: int = doc("loader processes per rank; 0 fetches in the rank itself")
-    prefetch: int = doc("batches that each loader process makes ahead")
-    pin_memory: bool | None = doc("fetch into page-locked memory; null = on CUDA")
-    persistent_workers: bool = doc("false starts new loader processes each epoch")
-    timeout_s: float = doc("how long to wait for a loader process before the run fails")
-    preload: Preload = doc("device puts the dataset on the device once, before the first step")
-
-
-@dataclass(frozen=True)
-class BatchConfig:
-    """What of a batch the model gets, and what the loss."""
-
-    inputs: Any = doc(
-        "auto (all but the target), an index or key, a list of them, or {keyword: index or key}"
-    )
-    target: Any = doc("auto (the last entry of a tuple, else none), an index or key, or none")
-
-
-@dataclass(frozen=True)
-class PrepareConfig:
-    """What is done to a model after it is built."""
-
-    compile: bool = doc("torch.compile the model; its first steps are then warm-up")
-    compile_mode: CompileMode = doc("torch's default, reduce-overhead or max-autotune")
-    channels_last: bool = doc("images and convolutions with the channels last in memory")
-    sync_batchnorm: bool = doc("BatchNorm over all ranks' rows (ddp and fsdp on CUDA)")
-    init_from: str | None = doc("a .pt or .safetensors file with the initial weights")
-
-
-@dataclass(frozen=True)
 class ShapesConfig:
     """What is recorded of shapes."""
 
@@ -139,8 +92,8 @@ class ParallelConfig:
     strategy: StrategyName = doc("set by the group: parallel=none, dp, ddp or fsdp")
     timeout_s: float = doc("how long a rank waits for the others before the run fails")
     ranks_from: RanksFrom = doc("auto: torchrun's, else dpexp's own; slurm: the tasks of an srun")
-    max_restarts: int = doc("how often all ranks start again after one of them was lost")
     interface: str | None = doc("the network interface of a run on several hosts (lo, eth0, ib0)")
+    max_restarts: int = doc("how often all ranks start again after one of them was lost")
     backend: Backend | None = doc("ddp, fsdp: auto (nccl on CUDA, else gloo), gloo or nccl")
     bucket_cap_mb: Any | None = doc(
         "ddp: size of a gradient bucket in MiB; auto = torch's own (25, the first bucket 1)"
@@ -220,6 +173,10 @@ class Config:
     )
     num_devices: int | str = doc(
         "how many devices the batch is spread over; auto = all there are", "devices"
+    )
+    pin: bool = doc(
+        "on a CPU: cores of its own for each rank, which no other pinned run takes meanwhile",
+        "devices",
     )
     batch_size: int | str = doc(
         "rows of a batch: global under strong scaling, per device under weak; auto = as many as "

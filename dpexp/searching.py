@@ -17,6 +17,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from dpexp import console
 from dpexp.careful import careful_launcher
 from dpexp.errors import ConfigError
 from dpexp.files import write_whole
@@ -136,7 +137,7 @@ def _rate(job: JobReturn) -> float | None:
     try:
         return None if job.return_value is None else float(job.return_value)
     except Exception as error:  # noqa: BLE001  # whatever the job raised
-        print(f"dpexp: {type(error).__name__}: {error}", file=sys.stderr)
+        console.say(f"dpexp: {type(error).__name__}: {error}")
         return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,16 @@ import psutil
 from dpexp.nvml import Nvml
 
 
-def look(nvml: Nvml | None, pids: list[int], root: Path = Path("/")) -> Snapshot:
+def look(
+    nvml: Nvml | None, pids: list[int], root: Path = Path("/"), cpus: Sequence[int] = ()
+) -> Snapshot:
     """A snapshot now.
 
     Args:
         nvml: of the run's devices; None without them.
         pids: of the run's processes, as far as they are known.
         root: of the file system, for tests.
+        cpus: those that count; () = all that this process may use.
     """
     reasons: dict[str, str] = {}
 
@@ -35,7 +38,7 @@ def look(nvml: Nvml | None, pids: list[int], root: Path = Path("/")) -> Snapshot
             reasons[name] = str(error) or type(error).__name__
             return None
 
-    busy, steal = read("busy_core_s", _busy) or (None, None)
+    busy, steal = read("busy_core_s", lambda: _busy(cpus)) or (None, None)
     if busy is not None and steal is None:
         reasons["steal_core_s"] = "this system does not count it"
     elif steal is None:
@@ -76,14 +79,14 @@ def own_cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
-def _of_own(values: list[Any]) -> list[Any]:
-    own = [values[cpu] for cpu in own_cpus() if cpu < len(values)]
+def _of_own(values: list[Any], cpus: Sequence[int] = ()) -> list[Any]:
+    own = [values[cpu] for cpu in cpus or own_cpus() if cpu < len(values)]
     return own or values
 
 
-def _busy() -> tuple[float, float | None]:
+def _busy(cpus: Sequence[int]) -> tuple[float, float | None]:
     """Core seconds since boot: busy, and taken by the hypervisor."""
-    times = _of_own(psutil.cpu_times(percpu=True))
+    times = _of_own(psutil.cpu_times(percpu=True), cpus)
     # Guests are in `user` already, and `iowait` is idle time.
     names = ("user", "nice", "system", "irq", "softirq")
     busy = sum(getattr(each, name, 0.0) for each in times for name in names)

@@ -20,6 +20,9 @@ from pathlib import Path
 # no stack of that rank.
 ASK = signal.SIGUSR2
 ANSWER_S, LOOK_S = 3.0, 0.05
+# faulthandler writes at most 100 frames of 100 threads, each of some 600 bytes. What is not written
+# takes no room on the disk.
+PLACE_BYTES = 16 * 2**20
 NO_ANSWER = "no stack: the process did not answer (stopped, or its memory is being written out)"
 _THREAD = "(most recent call first):"
 _FRAME = re.compile(r'\s*File "(.+)", line (\d+) in (.+)')
@@ -42,19 +45,23 @@ class Frame:
         return f'  File "{self.file}", line {self.line}, in {self.function}\n    {text}\n'
 
 
-def offer(path: Path) -> None:
-    """From here on this process writes the stacks of all its threads to `path` when asked."""
-    # faulthandler keeps the file open for as long as the process lives.
-    file = path.open("w", encoding="utf-8")
-    faulthandler.register(ASK, file=file, all_threads=True, chain=False)
+def offer(path: Path, rank: int) -> None:
+    """From here on this process writes the stacks of all its threads to `path` when asked.
+
+    Args:
+        path: one file for all ranks, in which each has its place.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)  # open as long as the process lives
+    os.lseek(handle, rank * PLACE_BYTES, os.SEEK_SET)
+    faulthandler.register(ASK, file=handle, all_threads=True, chain=False)
 
 
-def collect(pids: dict[int, int], path_of: dict[int, Path]) -> dict[int, str]:
+def collect(pids: dict[int, int], path: Path) -> dict[int, str]:
     """The stacks of living ranks, by rank.
 
     Args:
         pids: of the ranks that have called :func:`offer`: the signal would end another process.
-        path_of: what they gave it.
+        path: what they gave it.
     """
     asked = []
     for rank, pid in pids.items():
@@ -64,10 +71,16 @@ def collect(pids: dict[int, int], path_of: dict[int, Path]) -> dict[int, str]:
     texts = dict.fromkeys(asked, "")
     for _ in range(int(ANSWER_S / LOOK_S)):
         time.sleep(LOOK_S)
-        before, texts = texts, {rank: path_of[rank].read_text("utf-8") for rank in asked}
+        before, texts = texts, {rank: _written(path, rank) for rank in asked}
         if texts == before and all(texts.values()):  # nobody is still writing
             break
     return {rank: text or NO_ANSWER for rank, text in texts.items()}
+
+
+def _written(path: Path, rank: int) -> str:
+    with path.open("rb") as file:
+        file.seek(rank * PLACE_BYTES)
+        return file.read(PLACE_BYTES).partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def threads(text: str) -> list[list[Frame]]:

@@ -20,6 +20,8 @@ LEGS = ("optimizer", "other", "data", "transfer", "forward", "backward")
 NOTABLE = 0.01
 # Groups of steps that are kept of a flush, for the error of a mean.
 GROUPS = 16
+# Of more, neighbours are made one: else rank 0's memory would grow through a run of days.
+MOST_GROUPS = 1024
 # A rank is named when it is later than another one by what chance gives in one of 700 comparisons.
 # Of few groups the standard error is itself uncertain, hence Student's t and not the normal one.
 CHANCE = 1 / 700
@@ -51,7 +53,7 @@ class StragglerCount:
         Args:
             late_s: shape [ranks, steps]; how much later than the first rank each came to the
                 meetings of a step. The last one has the largest number.
-            legs_s: shape [ranks, steps, legs]; what each rank spent on each of LEGS before.
+            legs_s: shape [ranks, legs]; what each rank spent on each of LEGS over these steps.
             step_s: shape [steps].
             meetings: the most in a step whose lateness is added up.
         """
@@ -67,10 +69,12 @@ class StragglerCount:
         self._last += np.bincount(last[notable], minlength=self._ranks)
         self._held_s += np.bincount(last, weights=others, minlength=self._ranks)
         others_legs_s = (legs_s.sum(axis=0) - legs_s) / (self._ranks - 1)
-        self._legs_s += (legs_s - others_legs_s).sum(axis=1)
+        self._legs_s += legs_s - others_legs_s
         count = min(steps, max(1, min(GROUPS, 4096 // self._ranks)))
         for group in np.array_split(late_s - late_s.mean(axis=0), count, axis=1):
             self._groups.append((group.shape[1], group.mean(axis=1)))
+        if len(self._groups) > MOST_GROUPS:
+            self._groups = _joined(self._groups)
 
     def summary(self) -> dict[str, Any] | None:
         """The record for run.json; None without a step."""
@@ -116,6 +120,13 @@ class StragglerCount:
             if ahead_s <= least_s or ahead_s <= sure * standard_error(apart, weights):
                 return False
         return True
+
+
+def _joined(groups: list[tuple[int, Floats]]) -> list[tuple[int, Floats]]:
+    """Each two neighbouring groups as one of as many steps as both."""
+    pairs = zip(groups[::2], groups[1::2], strict=False)
+    made = [(n + m, (n * first + m * second) / (n + m)) for (n, first), (m, second) in pairs]
+    return made + groups[2 * len(made) :]
 
 
 def standard_error(values: Floats, weights: Floats) -> float:

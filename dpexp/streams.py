@@ -26,7 +26,7 @@ from dpexp.comm import Comm
 from dpexp.errors import ConfigError
 from dpexp.loading import Batches, Choose, start_workers
 from dpexp.schedule import GlobalBatch
-from dpexp.schema import LoaderConfig
+from dpexp.schema_workload import LoaderConfig
 
 KEPT = 4096  # steps whose fingerprints are remembered; loader processes are never so far apart
 

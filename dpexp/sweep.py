@@ -100,7 +100,7 @@ class DpexpCallback(Callback):
         search = config.hydra.sweeper.get("_target_") == OPTUNA
         overrides = without_own(typed(config.hydra))
         begun.set(Begun(folder, overrides, lock, new=asked is None, search=search))
-        together = simultaneous(config.hydra)
+        together = simultaneous(config.hydra, pin=config.get("pin") is True)
         if together is not None:
             announce([together])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from dpexp.records import LaterSchemaError, read_run
 from dpexp.resuming import Found, Planned, in_first_order, to_run, without_own
 from dpexp.schema_measuring import Rerun
 from dpexp.slurm import refuse_jobs_below
-from dpexp.sweep_lock import JOBS, RECORD
+from dpexp.sweep_lock import DRAW, JOBS, RECORD
 
 RECORD_END = "# the end\n"  # without it the record was cut off, or is not by dpexp
 _NUMBERED = re.compile(r"(\d+)_")
@@ -36,17 +37,22 @@ _NUMBERED = re.compile(r"(\d+)_")
 _CUT_OFF = re.compile(r"\.(multirun\.yaml|sweep\.json|summary\.csv|report\.(md|html))\.")
 
 
-def write_record(folder: Path, config: DictConfig, jobs: int | None = None) -> None:
+def write_record(
+    folder: Path, config: DictConfig, jobs: int | None = None, draw: int | None = None
+) -> None:
     """Write ``multirun.yaml``, once: at a sweep's first start.
 
     Args:
         config: of the sweep, with at least ``hydra.overrides``; `resume` and `rerun` are left out.
         jobs: how many runs the sweep has; None = nobody knows yet.
+        draw: what the order of `shuffle()` was drawn from.
     """
     plain: Any = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     plain.update({key: None for key in OF_THE_SWEEP if key in plain})
     if jobs is not None:
         plain[JOBS] = jobs
+    if draw is not None:
+        plain[DRAW] = draw
     overrides = plain["hydra"]["overrides"]
     overrides["task"] = without_own(overrides["task"])
     write_whole(folder / RECORD, OmegaConf.to_yaml(plain) + RECORD_END)
@@ -87,19 +93,35 @@ def first_overrides(folder: Path) -> tuple[list[str], list[str]] | None:
     With the choices of a preset (``hydra.sweeper.params``) before those that were typed. None if
     the record is missing, cut off or no record, then each cell's own config must do.
     """
+    record = _record(folder)
     try:
-        text = (folder / RECORD).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    if not text.endswith(RECORD_END):
-        return None
-    try:
-        hydra: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)["hydra"]  # type: ignore[index,call-overload]
+        hydra = record["hydra"]
         params = (hydra.get("sweeper") or {}).get("params") or {}
         preset = [f"{key}={value}" for key, value in params.items()]
         return [*preset, *hydra["overrides"]["task"]], list(hydra["overrides"].get("hydra") or [])
-    except (YAMLError, OmegaConfBaseException, LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return None  # somebody has changed it
+
+
+def draw_of(folder: Path) -> int:
+    """What the order of `shuffle()` is drawn from: as at the sweep's first start, if that is known.
+
+    Where it is not, cells that are done will have another config than they would have now.
+    """
+    draw = (_record(folder) or {}).get(DRAW)
+    return draw if isinstance(draw, int) else secrets.randbits(32)
+
+
+def _record(folder: Path) -> Any:
+    """``multirun.yaml`` as it was written; None where it is missing, cut off or no record."""
+    try:
+        text = (folder / RECORD).read_text(encoding="utf-8")
+        if not text.endswith(RECORD_END):
+            return None
+        record = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def found_cells(folder: Path) -> dict[int, Found]:

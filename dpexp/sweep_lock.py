@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
 from dpexp.cell import announce
 from dpexp.errors import ConfigError
+from dpexp.records import STEP_TABLES
 from dpexp.resuming import LAST
 
 JOBS = "dpexp_jobs"  # a key of the record: how many runs the sweep has
+DRAW = "dpexp_draw"  # a key of the record: what the order of shuffle() was drawn from
 RECORD = "multirun.yaml"
 LOCK = ".lock"
 
@@ -28,7 +31,8 @@ class SweepLock:
         """Give it back and remove the file. Safe to call again."""
         if self._handle is not None:
             # Removed while it is still locked: who has opened it meanwhile sees that it is gone.
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that has become read-only; whoever comes may lock it
+                self._path.unlink(missing_ok=True)
             os.close(self._handle)
             self._handle = None
 
@@ -80,11 +84,7 @@ def claim_new(folder: Path) -> SweepLock:
     """
     held = lock(folder, "hydra.sweep.dir")
     found = next(
-        (
-            each
-            for name in (RECORD, "*/run.json", "*/steps.rank*.csv")
-            for each in folder.glob(name)
-        ),
+        (each for name in (RECORD, "*/run.json", f"*/{STEP_TABLES}") for each in folder.glob(name)),
         None,
     )
     if found is not None:

@@ -19,6 +19,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from dpexp import env
 from dpexp.assembly import Assembly
 from dpexp.batches import seed_all, seed_of_rank
 from dpexp.build import build
@@ -33,10 +34,11 @@ from dpexp.transfer import make_transfer
 STEPS = 3
 
 
-def take_trace(folder: Path, plan: RunPlan, comm: Comm, work: Work, built: Assembly) -> Path:
+def take_trace(folder: Path, plan: RunPlan, comm: Comm, work: Work, built: Assembly) -> None:
     """Run :data:`STEPS` steps under the profiler and write ``trace.rank<r>.json``.
 
-    All ranks call it. The steps begin with the run's first batch. They change the model.
+    All ranks call it. The steps begin with the run's first batch. They change the model. Of very
+    many ranks the first one of each host writes.
 
     Args:
         work: of the run; its recorder gets nothing of these steps.
@@ -75,9 +77,9 @@ def take_trace(folder: Path, plan: RunPlan, comm: Comm, work: Work, built: Assem
     with _without_markers():
         profiler.stop()
     next(batches, None)  # loader processes end when they are asked for more than there is
-    path = folder / f"trace.rank{comm.rank}.json"
-    _write(profiler, path)
-    return path
+    outer = env.outer_launcher()
+    if not plan.by_host or outer is None or outer.local_rank == 0:
+        _write(profiler, folder / f"trace.rank{comm.rank}.json")
 
 
 def _step(item: Any, work: Work, labels: _Labels) -> None:

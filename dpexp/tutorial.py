@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 from typing import Any, final
@@ -63,7 +62,6 @@ def _with_rows(shape: Any, rows: int) -> Any:
 
 def _say(line: str, tags: str) -> None:
     # One write a line, newline included: several ranks share the console.
-    with contextlib.suppress(BrokenPipeError):  # nobody reads on (`| head`): the run goes on
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
     log.info("%s%s", line, tags, extra={"file_only": True})

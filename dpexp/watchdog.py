@@ -9,7 +9,8 @@ from typing import Any, final
 
 from dpexp.beacon import TICKS, WAITED, Position, own_cells, position
 from dpexp.failures import is_user
-from dpexp.rank import stacks_path
+from dpexp.plan import MOST_RANK_FILES
+from dpexp.rank import STACKS
 from dpexp.records import ErrorRecord
 from dpexp.stacks import Frame, collect, threads
 from dpexp.timing import now_s
@@ -66,15 +67,16 @@ class Watchdog:
         return any(cells[WAITED] for cells in self._cells)
 
     def look(self, pids: dict[int, int]) -> None:
-        """Keep positions and stacks of all ranks.
+        """Keep positions and stacks of all ranks; of very many, the stacks of those behind.
 
         Args:
             pids: of the living ones.
         """
         self._seen = self.positions()
         offered = {rank: pid for rank, pid in pids.items() if self._seen[rank].ticks}
-        paths = {rank: stacks_path(self._scratch, rank) for rank in offered}
-        self._stacks = collect(offered, paths)
+        behind = sorted(offered, key=lambda rank: self._seen[rank].ticks)[:MOST_RANK_FILES]
+        asked = {rank: offered[rank] for rank in behind}
+        self._stacks = collect(asked, self._scratch / STACKS)
         for cells in self._cells:
             cells[WAITED] = 0
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dpexp.errors import ConfigError
+from dpexp.texts import first_line
 
 StateDict = dict[str, Any]
 KEY = "prepare.init_from"
@@ -104,7 +105,7 @@ def _read(file: Path, name: str) -> StateDict:
         fix = 'pip install "dpexp[safetensors]"'
         raise ConfigError(KEY, name, "needs the safetensors package", fix=fix) from error
     except Exception as error:  # safetensors has an error class of its own
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        first = first_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch advises to allow it
             first = "it holds more than tensors and plain values, or is damaged"
         raise _refused(name, f"cannot be read: {first}") from error

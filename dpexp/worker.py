@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from dpexp.assembly import Assembly, put_together
 from dpexp.beside import Beside
+from dpexp.brought import gather_results
 from dpexp.check_measuring import not_reached
 from dpexp.checkpoint import Checkpoint, attempts_before
 from dpexp.checkpointing import Checkpoints, carried_parity, find
@@ -41,11 +42,11 @@ from dpexp.results import assemble, placed
 from dpexp.schema import Config
 from dpexp.shapes import ShapeLog, watch_submodules
 from dpexp.sinks import (
-    CsvSink,
     ProgressSink,
     Sink,
     TensorBoardSink,
     sink_class,
+    step_table,
     write_shapes,
     write_timeline,
 )
@@ -74,7 +75,8 @@ Connect = Callable[[RankJob, int], tuple[Comm, RankJob]]
 def run_rank(job: RankJob, rank: int, progress: Progress, connected: Connect) -> RunResult | None:
     """Run this rank's share. Returns the run's result on rank 0, None on the others.
 
-    Writes ``steps.rank<r>.csv``; on rank 0 also the event file and ``shapes.csv``.
+    Writes ``steps.rank<r>.csv``, or into its host's table; on rank 0
+    also the event file and ``shapes.csv``.
 
     Args:
         connected: makes the communicator, and adds to the job what the ranks have told each other.
@@ -104,7 +106,7 @@ def run_rank(job: RankJob, rank: int, progress: Progress, connected: Connect) ->
     if job.plan.counts_flops:
         progress.phase, progress.partial = "compute", own
         peak = peak_of(job.plan, comm)
-    gathered = comm.gather(own)
+    gathered = gather_results(own, job.plan, comm)
     result = None
     if gathered is not None and board is not None:
         if job.plan.counts_flops:
@@ -261,7 +263,7 @@ def _finished(
 @contextmanager
 def _sinks(job: RankJob, comm: Comm, board: Sink | None, steps: int | None) -> Iterator[list[Sink]]:
     """This rank's sinks. The event file stays open: the run's summary goes there at the end."""
-    table = CsvSink(job.folder / f"steps.rank{comm.rank}.csv", job.plan.num_devices)
+    table = step_table(job.folder, job.plan, comm.rank)
     sinks: list[Sink] = (
         [table] if board is None else [table, board, ProgressSink(job.plan.label, steps)]
     )

@@ -228,8 +228,11 @@ class FakeComm(Comm):
     def gather(self, value: Any) -> list[Any] | None:
         return [value] if self.rank == 0 else None
 
-    def exchange(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.stack([values] * self.world_size)
+    def collect(self, values: torch.Tensor) -> torch.Tensor | None:
+        return None if self.rank else torch.stack([values] * self.world_size)
+
+    def highest(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
     def clock(self) -> ClockOffset:
         return ClockOffset(0.0, 0.0)
@@ -332,8 +335,12 @@ class _MeetingComm(FakeComm):
         met = self._meet(value)
         return met if self.rank == 0 else None
 
-    def exchange(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._meet(values))
+    def collect(self, values: torch.Tensor) -> torch.Tensor | None:
+        met = torch.stack(self._meet(values))
+        return None if self.rank else met
+
+    def highest(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._meet(values)).amax(dim=0)
 
     def clock(self) -> ClockOffset:
         return self._offset

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from beside import MODULES as BESIDE
 from browserfixtures import browser, open_page, page, picture  # noqa: F401  # fixtures
 from fakeevents import Event
+from signalled import start  # noqa: F401  # a fixture
 
 from dpexp import server
 
@@ -26,6 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--pictures", metavar="FOLDER", help="save what tests/browser sees as PNG files there"
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before "-m" chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path in BESIDE:
+            item.add_marker("beside")
 
 
 def _own() -> list[psutil.Process]:
@@ -138,7 +147,7 @@ def cli(tmp_path: Path) -> Cli:
 
     def run(
         *arguments: str,
-        timeout: float = 120,
+        timeout: float = 170,
         env: dict[str, str] | None = None,
         python: tuple[str, ...] = (),
         cwd: Path | None = None,

@@ -20,7 +20,7 @@ from dpexp.batches import (
     seed_of_rank,
 )
 from dpexp.errors import ConfigError
-from dpexp.schema import BatchConfig
+from dpexp.schema_workload import BatchConfig
 
 Pair = namedtuple("Pair", "left right")
 

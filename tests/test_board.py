@@ -52,8 +52,10 @@ def test_it_serves_on_loopback_until_a_signal_ends_it_and_leaves_no_process(
 ) -> None:
     run_at(tmp_path / "outputs/runs/2030-01-02/10-00-00-aaaaaa")
     with subprocess.Popen(
-        COMMAND, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+        COMMAND, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Nobody is there. It is for the way out, and the data server is on this machine.
+        env={**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": "example.org"},
+    ) as process:  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
         link = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
         assert link is not None, process.stderr.read()

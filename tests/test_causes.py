@@ -47,6 +47,17 @@ def test_of_a_rank_that_ended_without_a_word_the_place_is_known(code: int, name:
     assert "[rank 1, step 4, forward]" in found.message
 
 
+@pytest.mark.parametrize("others", [{}, {0: LOST}, {0: LATE}], ids=["alone", "lost", "late"])
+def test_a_signal_to_one_rank_is_the_cause_and_not_its_echoes(
+    others: dict[int, ErrorRecord],
+) -> None:
+    found = root_cause({**others, 1: TOLD}, {**dict.fromkeys(others, 1), 1: 143}, AT)
+    assert (found.kind, found.type, found.rank, found.step) == ("crash", "SIGTERM", 1, 4)
+    assert found.message == "rank 1 got SIGTERM from outside [rank 1, step 4, forward]"
+    both = root_cause({0: TOLD, 1: TOLD}, {0: 255, 1: 255}, AT)  # nobody knows their exit codes
+    assert (both.type, both.rank) == ("ForkServer", None)
+
+
 # What goes wrong before there are ranks
 
 

@@ -9,7 +9,8 @@ from builders import make_config
 
 from dpexp.check import check
 from dpexp.errors import ConfigError
-from dpexp.schema import OPTIONS, CommHook, CompileMode, Preload, StrategyName, Task
+from dpexp.schema import OPTIONS, CommHook, StrategyName, Task
+from dpexp.schema_workload import CompileMode, Preload
 
 TRAIN = {"task": Task.train}
 

@@ -116,8 +116,8 @@ def test_lateness_that_a_stall_has_made_up_for_counts_once() -> None:
     worked = np.stack([times.worked() for times in own])
     # Ready for the second at 10: of that the early one had stood still for 7 s, the late one for 4.
     assert worked.tolist() == [[3], [6]]
-    arrivals = np.stack([times.ready for times in own])
-    assert lateness(arrivals, worked, own[0]).tolist() == [[0], [3]]
+    first = np.fmin.reduce([times.comes() for times in own], axis=0)
+    assert [lateness(times.comes(), first).tolist() for times in own] == [[0], [3]]
     assert own[0].meetings() == 1
 
 

@@ -114,9 +114,26 @@ def test_it_reads_files_once_for_each_choice_of_groups(
         read.clear()
 
 
+def test_what_was_composed_ahead_is_given_to_the_launcher_once(
+    loaders: tuple[ConfigLoaderImpl, SweepLoader],
+) -> None:
+    hydras, ours = loaders
+    master = hydras.load_configuration("config", MASTER, RunMode.MULTIRUN)
+    job = ["parallel=ddp", "seed=4"]
+    ahead = ours.compose_ahead(master, job)
+    assert same(ahead, composed(hydras, master, job))
+    assert ours.load_sweep_config(master, ["parallel=ddp", "seed=5"]).seed == 5
+    assert ours.load_sweep_config(master, list(job)) is ahead
+    again = ours.load_sweep_config(master, job)
+    assert again is not ahead and same(again, ahead)
+
+
 def test_a_launcher_may_pickle_it(loaders: tuple[ConfigLoaderImpl, SweepLoader]) -> None:
     hydras, ours = loaders
     master = hydras.load_configuration("config", MASTER, RunMode.MULTIRUN)
     expected = composed(hydras, master, JOBS[0])
     assert same(composed(ours, master, JOBS[0]), expected)
-    assert same(composed(pickle.loads(pickle.dumps(ours)), master, JOBS[0]), expected)
+    ours.compose_ahead(master, JOBS[1])
+    pickled = pickle.dumps(ours)
+    assert b"QuickNode" not in pickled
+    assert same(composed(pickle.loads(pickled), master, JOBS[0]), expected)

@@ -16,18 +16,8 @@ from dpexp.builtin import BUILTIN_ARGUMENTS, GROUPS
 from dpexp.compose import config_folder
 from dpexp.config import load, to_plain
 from dpexp.errors import ConfigError
-from dpexp.schema import (
-    NESTED,
-    Backend,
-    CommHook,
-    CompileMode,
-    Config,
-    Precision,
-    Preload,
-    Scaling,
-    StrategyName,
-    Task,
-)
+from dpexp.schema import NESTED, Backend, CommHook, Config, Precision, Scaling, StrategyName, Task
+from dpexp.schema_workload import CompileMode, Preload
 
 
 def refusal(changes: dict[str, Any]) -> ConfigError:

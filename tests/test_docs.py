@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -21,20 +22,26 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 REFERENCE = ROOT / "docs/reference.md"
 OWN = ROOT / "docs/your-own-model.md"  # five commands from a user's file to a scaling table
-# Pages whose commands go on from the README's, in its folder.
-TOUR = (README, *(ROOT / f"docs/{name}.md" for name in ("sweeps", "runs", "trackers", "reference")))
+# Pages that a reader goes through one after the other in one folder, where some go on from others.
+TOURS = (
+    (README, ROOT / "docs/sweeps.md"),
+    tuple(ROOT / f"docs/{name}.md" for name in ("runs", "trackers", "reference")),
+    (OWN,),
+)
+PLAYED = tuple(page for tour in TOURS for page in tour)
 PAGES = (
-    *TOUR,
-    OWN,
+    *PLAYED,
     ROOT / "docs/limits.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     ROOT / "docs/architecture.md",
     ROOT / "docs/clusters.md",
     ROOT / "docs/launchers.md",
+    ROOT / "docs/clusters.md",
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",
     ROOT / "docs/reliability.md",
+    ROOT / "docs/scale.md",
     ROOT / "docs/validation.md",
 )
 
@@ -55,7 +62,7 @@ REFUSED = {
 MADE_BY_USERS = {"make_data.py", "mynet.py", "scale.py", "myconf/model/mynet.yaml", "mine.py"}
 MADE_BY_TOOLS = {
     *(".venv/", ".hydra/", ".submitit/", "wandb/", "scaling/", "earlier/", "dpexp/conf/"),
-    *("report.md", "multirun.yaml", "optimization_results.yaml"),
+    *("checkpoints/", "report.md", "multirun.yaml", "optimization_results.yaml"),
 }
 
 # All commands run in the setup of the first test.
@@ -90,7 +97,7 @@ def _is_run(block: Block) -> bool:
     return not any(block.code.startswith(command) for command in NOT_RUN)
 
 
-BLOCKS = [block for page in (*TOUR, OWN) for block in _blocks(page)]
+BLOCKS = [block for page in PLAYED for block in _blocks(page)]
 COMMANDS = [block for block in BLOCKS if block.kind == "bash" and _is_run(block)]
 
 
@@ -98,29 +105,36 @@ COMMANDS = [block for block in BLOCKS if block.kind == "bash" and _is_run(block)
 def played(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, subprocess.CompletedProcess[str]]:
-    """Each page from top to bottom, as a reader types it; the tour's pages in one folder."""
-    tour = tmp_path_factory.mktemp("tour")
-    folders = dict.fromkeys(TOUR, tour) | {OWN: tmp_path_factory.mktemp(OWN.stem)}
+    """Each page from top to bottom, as a reader types it; two tours at a time."""
+    folders = [tmp_path_factory.mktemp(tour[0].stem) for tour in TOURS]
+    with ThreadPoolExecutor(2) as pool:
+        return {code: ended for tour in pool.map(_play, TOURS, folders) for code, ended in tour}
+
+
+def _play(
+    tour: tuple[Path, ...], folder: Path
+) -> list[tuple[str, subprocess.CompletedProcess[str]]]:
+    """The commands of the tour's pages, and how they ended."""
     programs = Path(sys.executable).parent
     variables = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "80"}
-    ended = {}
-    for block in BLOCKS:
-        folder = folders[block.page]
+    ended = []
+    for block in (block for page in tour for block in BLOCKS if block.page == page):
         if block.kind == "python":
             name = re.match(r"# (\w+\.py)\n", block.code)
             assert name is not None, f"this block does not say what its file is called: {block}"
             (folder / name[1]).write_text(block.code, encoding="utf-8")
         elif block in COMMANDS:
-            ended[block.code] = subprocess.run(
+            done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", block.code],
                 cwd=folder,
                 env=variables,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=180,
+                timeout=600,  # wide: a machine may be busy
                 check=False,
             )
+            ended.append((block.code, done))
     return ended
 
 

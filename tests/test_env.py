@@ -43,6 +43,20 @@ def test_torchruns_variables_make_an_outer_launcher(variables: dict[str, str]) -
     )
 
 
+@pytest.mark.parametrize(
+    ("told", "host"),
+    [({}, 0), ({"GROUP_RANK": "2"}, 2), ({"SLURM_NODEID": "3"}, 3),
+     ({"GROUP_RANK": "0", "SLURM_NODEID": "3"}, 0)],
+)  # fmt: skip
+def test_the_hosts_number_is_the_agents_or_without_one_slurms(
+    variables: dict[str, str], told: dict[str, str], host: int
+) -> None:
+    variables.update(TORCHRUN, **told)
+    outer = env.outer_launcher()
+    assert outer is not None
+    assert outer.host == host
+
+
 @pytest.mark.parametrize("missing", ["TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "MASTER_ADDR"])
 def test_without_one_of_torchruns_variables_there_is_no_outer_launcher(
     variables: dict[str, str], missing: str

@@ -22,7 +22,7 @@ from dpexp.records import ErrorRecord
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
-SOON_S = 30
+SOON_S = 50  # below the 60 s for which those that hang would sleep
 DDP2 = ("parallel=ddp", "num_devices=2")
 SPREAD = {"none": ("parallel=none",), "dp": ("parallel=dp", "num_devices=2"), "ddp": DDP2}
 RANK_OF = {"none": 0, "dp": 0, "ddp": 1}

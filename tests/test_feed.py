@@ -13,7 +13,8 @@ from torch.utils.data import Dataset, IterableDataset
 from dpexp.datasets import Rows
 from dpexp.errors import ConfigError
 from dpexp.feed import Feed, is_stream, make_feed, make_schedule, pins, rows_in
-from dpexp.schema import Preload, Task
+from dpexp.schema import Task
+from dpexp.schema_workload import Preload
 
 CPU = torch.device("cpu")
 

@@ -9,6 +9,7 @@ import pytest
 from dpexp.errors import ConfigError
 from dpexp.hosts import host_of, hosts_of, refusal, warnings, where
 from dpexp.records import PhaseSummary, RunResult
+from dpexp.report.single import clock_line, straggler_line
 from dpexp.results import placed
 
 
@@ -112,3 +113,17 @@ def test_the_result_says_which_rank_was_where() -> None:
     assert [each["host"] for each in found.ranks] == ["a", "b"]
     assert found.stragglers == {"rank": 1, "host": "b"}
     assert placed(result, []) == result
+
+
+def test_the_console_names_the_host_of_the_slowest_rank_and_how_clocks_differ() -> None:
+    ranks = [{"rank": n, "others_wait_mean_s": 0.002, "share_of_steps": 0.5} for n in range(2)]
+    stragglers = {"rank": 1, "host": "b", "phase": "forward", "ranks": ranks}
+    clocks = {"clock_offsets_s": [0.0, -12.5], "clock_error_s": 0.00025}
+    run = {"stragglers": {**stragglers, **clocks}}
+    told = straggler_line(run)
+    assert told is not None
+    assert told.startswith("the other ranks wait for rank 1 on b: 2 ms a step")
+    assert (
+        clock_line(run) == "clocks: up to -12.5 s from rank 0's, allowed for; known within 0.25 ms"
+    )
+    assert clock_line({"stragglers": {**stragglers, "clock_error_s": 0.0}}) is None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from rich.console import Console
 
 from dpexp.anatomy import dissect
 from dpexp.anatomy.data import Figure
+from dpexp.inspect import main
 from dpexp.report.anatomy import figure, operations, print_anatomy, ranges, size
 from dpexp.schema import Task
+from dpexp.stopping import STOP_SIGNALS
 
 Inspect = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -40,6 +43,16 @@ def inspect(tmp_path: Path) -> Inspect:
         )
 
     return run
+
+
+@pytest.fixture
+def here(workdir: Path) -> Iterator[None]:
+    """For the command in this process: in an empty folder, its signal handlers undone."""
+    before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+    assert list(workdir.iterdir()) == []
 
 
 def lines(text: str) -> list[str]:
@@ -120,13 +133,22 @@ def test_help_and_refusals_do_not_import_torch(inspect: Inspect) -> None:
         (["task=train", "dataset.targets=3"], "the model's output is of shape [30, 2]"),
     ],
 )
-def test_a_mistake_is_one_paragraph(inspect: Inspect, arguments: list[str], said: str) -> None:
-    done = inspect(*arguments)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("dpexp: ")
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert said in done.stderr
+@pytest.mark.usefixtures("here")
+def test_a_mistake_is_one_paragraph(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dpexp.inspect", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("dpexp: ")
+    assert len(told.err.splitlines()) == 1, told.err
+    assert said in told.err
 
 
 def test_a_model_that_does_not_fit_the_data_is_shown_without_its_output(inspect: Inspect) -> None:

@@ -79,6 +79,22 @@ def test_cells_that_run_one_after_the_other_are_not(node: Any) -> None:
     assert simultaneous(node) is None
 
 
+def test_a_cell_on_ray_is_warned_if_it_left_a_core_to_another_one() -> None:
+    for init, asked, warned in (({"num_cpus": 4}, 3, True), ({"num_cpus": 4}, 4, False)):
+        for address in (None, "10.0.0.1:6379"):
+            node = ray_node({"address": address, **init}, {"num_cpus": asked})
+            assert (simultaneous(node, in_cell=True) is not None) is warned
+
+
+def test_cells_with_cores_of_their_own_are_told_what_they_still_share() -> None:
+    node = hydra_node(JOBLIB, n_jobs=2)
+    pinned, others = simultaneous(node, pin=True) or "", simultaneous(node) or ""
+    assert "With pin=true they have cores of their own; caches, memory bandwidth" in pinned
+    assert "or pin=true" not in pinned
+    assert "or pin=true, on a CPU" in others
+    assert simultaneous(hydra_node(BASIC), pin=True) is None
+
+
 @pytest.mark.parametrize("key", ["tasks_per_node", "nodes"])
 def test_several_tasks_are_several_runs_in_one_folder_and_refused(key: str) -> None:
     refuse_launcher(hydra_node(LOCAL, tasks_per_node=1, nodes=1))
@@ -102,9 +118,8 @@ def test_a_variable_that_the_launcher_has_set_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     threads, devices = changed_variables(node)
-    assert "OMP_NUM_THREADS=1 was set by the launcher (ray)" in threads
+    assert "OMP_NUM_THREADS=1: as many threads per process as the cell has asked Ray" in threads
     assert "CUDA_VISIBLE_DEVICES='' was set by the launcher (ray)" in devices
-    assert "num_gpus" in devices
     node.job.env_set = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     assert changed_variables(node) == []  # the user's own choice
 

@@ -246,7 +246,7 @@ def test_the_cpu_time_of_all_ranks_is_the_runs_own(monkeypatch: pytest.MonkeyPat
     looks = iter([Snapshot(busy_core_s=50.0), Snapshot(busy_core_s=75.0)])
     asked: list[list[int]] = []
 
-    def fake_look(nvml: object, pids: list[int]) -> Snapshot:
+    def fake_look(nvml: object, pids: list[int], cpus: object = ()) -> Snapshot:
         asked.append(pids)
         return next(looks)
 

@@ -20,6 +20,10 @@ def test_an_error_of_any_text_is_the_result_of_its_cell(tmp_path: Path, cli: Cli
     )  # fmt: skip
     assert done.returncode == 1
     assert "Error executing job" not in done.stderr
+    # No escape reaches a terminal, nor Markdown; in run.json the text is as it was.
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "| $x$ \\u001b[31m [/bold]" in done.stderr
+    assert "\x1b" not in (tmp_path / "s/report.md").read_text(encoding="utf-8")
     for number, name in enumerate(names):
         cell = tmp_path / f"s/{number}_none_n1"
         error = json.loads((cell / "run.json").read_text(encoding="utf-8"))["error"]

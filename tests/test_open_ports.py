@@ -47,19 +47,24 @@ def all_addresses(seen: Seen) -> set[str]:
     return {address for each in seen.listening.values() for address in each}
 
 
+IN_PYTHON = f"""
+import dpexp
+hook = ["parallel=ddp", "num_devices=2", "parallel.comm_hook=fp16"]
+for strategy in (["parallel=none"], hook):
+    assert dpexp.run([*strategy, *{STEPS!r}]).result.status == "ok"
+"""
+SWEEP = ("-m", "parallel=dp,ddp,fsdp", "num_devices=2", "loader.workers=1", *STEPS, *BARE)
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("parallel=none", *STEPS),
-        ("-m", "parallel=dp,fsdp", "num_devices=2", "loader.workers=1", *STEPS, *BARE),
-        ("-m", "parallel=ddp", "num_devices=2", "parallel.comm_hook=none,fp16", *STEPS, *BARE),
-    ],
-    ids=["none", "dp and fsdp with loader workers", "ddp with and without a hook"],
+    "command",
+    [("-m", "dpexp", *SWEEP), ("-c", IN_PYTHON)],
+    ids=["dp, ddp and fsdp in a sweep with loader workers", "none, and ddp with a hook"],
 )
 def test_a_run_of_one_machine_listens_on_loopback_only(
-    tmp_path: Path, arguments: Sequence[str]
+    tmp_path: Path, command: Sequence[str]
 ) -> None:
-    seen = look_at(tmp_path, "-m", "dpexp", *arguments, variables=OF_TORCHRUN)
+    seen = look_at(tmp_path, *command, variables=OF_TORCHRUN)
     assert seen.looks > 3
     assert "127.0.0.1" in all_addresses(seen)  # the store at least, or the look saw nothing
     assert all_addresses(seen) <= LOOPBACK

@@ -12,7 +12,7 @@ from torch import nn
 
 from dpexp.errors import ConfigError
 from dpexp.prepare import compile_model, prepare_model
-from dpexp.schema import CompileMode
+from dpexp.schema_workload import CompileMode
 
 CUDA = make_facts(accelerator="cuda", num_accelerators=2, nccl=True)
 

@@ -74,6 +74,17 @@ def test_the_phases_are_the_spans_between_the_marks_and_add_up_to_the_step() -> 
     assert (record.loss, record.peak_bytes, record.replica_rows) == (None, 1024, (30,))
 
 
+def test_every_step_of_a_long_run_counts_in_its_figures() -> None:
+    bench = Bench()
+    for number in range(12_000):  # more than a reader of TensorBoard's files keeps
+        bench.step(number, marks=[0, number, number, number, number, number, number])
+        if number % 500 == 0:
+            bench.recorder.flush()
+    bench.recorder.flush()
+    timing = bench.recorder.timing()["data"]
+    assert (timing.mean_s, timing.count, timing.max_s) == (5999.5, 12_000, 11_999)
+
+
 def test_without_dps_four_steps_their_times_are_empty() -> None:
     bench = Bench("ddp", 2)
     bench.step(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from dpexp.repeats import with_repeats
 
 
 def cells_of(*overrides: str) -> list[list[str]]:
-    return combinations(OverridesParser.create().parse_overrides(list(overrides)))
+    return combinations(OverridesParser.create().parse_overrides(list(overrides)), draw=1)
 
 
 def test_every_choice_meets_every_other_and_the_last_key_varies_fastest() -> None:
@@ -44,6 +45,19 @@ def test_lists_and_quoted_texts_stay_as_typed() -> None:
         ["a=[3]", "b='x,y'", "+c=0", "~d"],
         ["a=[3]", "b='x,y'", "+c=1", "~d"],
     ]
+
+
+def test_the_order_of_a_shuffle_is_that_of_its_draw() -> None:
+    def cells(draw: int) -> list[list[str]]:
+        typed = ["a=shuffle(range(0,30))", "b=sort(3,1,2)", "c=shuffle(x,y)"]
+        return combinations(OverridesParser.create().parse_overrides(typed), draw)
+
+    before = random.getstate()
+    first = cells(1)
+    assert random.getstate() == before
+    assert first == cells(1) != cells(2)
+    assert sorted(first) == sorted(cells(2)) and len(first) == 180
+    assert [cell[1] for cell in first[:6:2]] == ["b=1", "b=2", "b=3"]
 
 
 def test_a_key_that_comes_twice_has_its_last_choices() -> None:
@@ -92,7 +106,7 @@ def launched(
         return OmegaConf.create({"repeats": 2, "repeat": 0, "seed": 5})
 
     sweeper = RepeatingSweeper(most, params)
-    loader = SimpleNamespace(load_sweep_config=compose, get_sources=list)
+    loader = SimpleNamespace(compose_ahead=compose, get_sources=list)
     sweeper.hydra_context = SimpleNamespace(config_loader=loader)  # type: ignore[assignment]
     sweeper.config = OmegaConf.create(
         {"hydra": {"sweep": {"dir": str(folder / "sweep")}, "overrides": {"task": typed}}}
@@ -122,6 +136,13 @@ def test_jobs_come_in_batches_that_go_on_counting(tmp_path: Path) -> None:
 def test_what_is_typed_takes_the_place_of_a_presets_choices(tmp_path: Path) -> None:
     got, _ = launched(tmp_path, ["a=3"], params={"a": "1,2", "b": "4"})
     assert got == [(0, expected(["a=3", "b=4"]))]
+
+
+def test_a_sweep_that_goes_on_has_its_shuffled_cells_in_the_same_order(tmp_path: Path) -> None:
+    typed = ["a=shuffle(range(0,30))"]
+    first, _ = launched(tmp_path, typed)
+    assert launched(tmp_path, typed)[0] == first
+    assert launched(tmp_path / "other", typed)[0] != first
 
 
 def sweep_config(target: str, repeats: Any) -> Any:

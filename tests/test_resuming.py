@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from builders import make_config
 
+from dpexp.config import to_plain
 from dpexp.errors import ConfigError
 from dpexp.identity import config_hash, differences
 from dpexp.resuming import (
@@ -15,6 +16,7 @@ from dpexp.resuming import (
     check_resuming,
     contiguous,
     in_first_order,
+    refuse_other_run,
     rerun_of,
     to_run,
     without_own,
@@ -79,6 +81,24 @@ def test_a_single_run_that_trains_takes_a_run_and_no_sweep() -> None:
         check_resuming(make_config(resume=True))
     with pytest.raises(ConfigError, match="Try: resume=last, or rerun=null"):
         check_resuming(make_config(rerun=Rerun.failed))
+
+
+def test_a_run_goes_on_with_what_trains_the_same() -> None:
+    old = to_plain(make_config(task=Task.train, steps=10))
+    free = {"steps": 20, "num_devices": 2, "warmup_steps": 0, "trace": True}
+    refuse_other_run("run", old, {**old, **free, "parallel": {"strategy": "fsdp"}})
+    with pytest.raises(ConfigError, match=r"resume='run'.*another config: batch_size: 30, now 60"):
+        refuse_other_run("run", old, {**old, **free, "batch_size": 60})
+    # A key that begins with the name of one that is free is not.
+    with pytest.raises(ConfigError, match="steps_more: 1, now 2"):
+        refuse_other_run("run", {**old, "steps_more": 1}, {**old, "steps_more": 2})
+
+
+def test_a_schedule_that_ends_with_the_last_step_keeps_it() -> None:
+    old = to_plain(make_config(task=Task.train, steps=10, lr_scheduler="cosine"))
+    refuse_other_run("run", old, {**old, "num_devices": 2})
+    with pytest.raises(ConfigError, match="steps: 10, now 20"):
+        refuse_other_run("run", old, {**old, "steps": 20})
 
 
 def test_rerun_is_one_of_its_choices() -> None:

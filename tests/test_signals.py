@@ -6,77 +6,18 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from signalled import SOON_S, Start, family, wait_for_no_process, wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-TESTS = Path(__file__).parent
 STEP_S = 0.2
-SOON_S = 30
 SPREAD = {"none": ("parallel=none",), "ddp": ("parallel=ddp", "num_devices=2")}
-
-Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start ``python -m dpexp`` with a family of its own; whatever is left of it is ended."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dpexp", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        for pid in family(process):
-            os.kill(pid, signal.SIGKILL)
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
-
-
-def family(process: subprocess.Popen[str]) -> list[int]:
-    """Its living processes: itself, the fork server, the ranks, their loaders."""
-    found = []
-    for other in psutil.process_iter():
-        try:
-            if os.getsid(other.pid) == process.pid and other.status() != psutil.STATUS_ZOMBIE:
-                found.append(other.pid)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
-
-
-def wait_until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.02)
-
-
-def wait_for_no_process(process: subprocess.Popen[str], limit_s: float = 5) -> None:
-    deadline = time.monotonic() + limit_s
-    while family(process) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert family(process) == []
+DPEXP = ("-m", "dpexp")
 
 
 def rows(folder: Path, rank: int = 0) -> list[int]:
@@ -135,7 +76,7 @@ def test_a_signal_ends_the_run_as_interrupted_and_keeps_its_steps(
     send: Callable[[int, int], None],
     status: int,
 ) -> None:
-    process = start(*SPREAD[strategy], *slow_steps(tmp_path), f"loader.workers={workers}")
+    process = start(*DPEXP, *SPREAD[strategy], *slow_steps(tmp_path), f"loader.workers={workers}")
     wait_until(lambda: len(rows(run_folder(tmp_path))) >= 3, process)
     send(process.pid, signum)
     _, errors = process.communicate(timeout=SOON_S)
@@ -156,7 +97,7 @@ def test_a_signal_ends_the_run_as_interrupted_and_keeps_its_steps(
 def test_without_their_parent_the_ranks_end_and_their_steps_are_kept(
     start: Start, tmp_path: Path, strategy: str, workers: int
 ) -> None:
-    process = start(*SPREAD[strategy], *slow_steps(tmp_path), f"loader.workers={workers}")
+    process = start(*DPEXP, *SPREAD[strategy], *slow_steps(tmp_path), f"loader.workers={workers}")
     wait_until(lambda: len(rows(run_folder(tmp_path))) >= 3, process)
     process.kill()
     process.wait(timeout=SOON_S)
@@ -179,7 +120,7 @@ def test_ctrl_c_while_the_fork_server_imports_ends_with_130_and_without_a_traceb
     start: Start, tmp_path: Path, library: str
 ) -> None:
     """The library is one that the fork server loads on its way: at the start, … at the end."""
-    process = start(*SPREAD["ddp"], *slow_steps(tmp_path))
+    process = start(*DPEXP, *SPREAD["ddp"], *slow_steps(tmp_path))
 
     def is_there() -> bool:
         return any(has_loaded(pid, library) for pid in family(process) if pid != process.pid)
@@ -197,7 +138,7 @@ def test_ctrl_c_in_a_sweep_ends_the_cell_and_writes_the_report(
     start: Start, tmp_path: Path
 ) -> None:
     model = ("model=custom", "model._target_=usercode.Slow", "+model.seconds=0,0.2,0")
-    process = start("-m", *model, "batch_size=1", "steps=50")
+    process = start(*DPEXP, "-m", *model, "batch_size=1", "steps=50")
 
     def second_cell() -> Path:
         return next(iter(tmp_path.glob("outputs/sweeps/*/*/1_*")), tmp_path)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpexp.stragglers import LEGS, StragglerCount, standard_error
+from dpexp.stragglers import LEGS, MOST_GROUPS, StragglerCount, standard_error
 
 Floats = npt.NDArray[np.float64]
 
@@ -18,11 +18,11 @@ def late(*ranks: list[float]) -> Floats:
 
 
 def legs(late_s: Floats, **of_last: float) -> Floats:
-    """Every rank spends a second on each leg, the last rank so much more."""
+    """Every rank spends a second on each leg of a step, the last rank so much more."""
     found = np.ones((*late_s.shape, len(LEGS)))
     for leg, seconds in of_last.items():
         found[-1, :, LEGS.index(leg)] += seconds
-    return found
+    return found.sum(axis=1)
 
 
 def counted(late_s: Floats, step_s: float = 1.0, **of_last: float) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def counted(late_s: Floats, step_s: float = 1.0, **of_last: float) -> dict[str, 
 def test_without_a_step_there_is_nothing_to_say() -> None:
     count = StragglerCount(2)
     assert count.summary() is None
-    count.add(np.zeros((2, 0)), np.zeros((2, 0, len(LEGS))), np.zeros(0))
+    count.add(np.zeros((2, 0)), np.zeros((2, len(LEGS))), np.zeros(0))
     assert count.summary() is None
 
 
@@ -101,10 +101,10 @@ def test_one_step_or_equal_lateness_of_two_ranks_names_nobody() -> None:
 def test_flushes_add_up() -> None:
     whole, parts = StragglerCount(2), StragglerCount(2)
     late_s = late([0, 0.3, 0, 0.1, 0], [0.2, 0, 0.4, 0, 0.6])
-    legs_s, step_s = legs(late_s, data=0.2), np.arange(1.0, 6.0)
-    whole.add(late_s, legs_s, step_s)
+    step_s = np.arange(1.0, 6.0)
+    whole.add(late_s, legs(late_s, data=0.2), step_s)
     for steps in (slice(0, 1), slice(1, 1), slice(1, 4), slice(4, 5)):
-        parts.add(late_s[:, steps], legs_s[:, steps], step_s[steps])
+        parts.add(late_s[:, steps], legs(late_s[:, steps], data=0.2), step_s[steps])
     got, expected = parts.summary(), whole.summary()
     assert got is not None and expected is not None
     assert got["steps"] == 5
@@ -112,6 +112,19 @@ def test_flushes_add_up() -> None:
         excess = mine.pop("excess_mean_s"), other.pop("excess_mean_s")
         assert excess[0] == pytest.approx(excess[1])
         assert mine == pytest.approx(other)
+
+
+def test_what_is_kept_of_very_many_flushes_is_bounded_and_their_mean_is_the_same() -> None:
+    """Rank 1 is 1, 2, 3, ... s late in one step a flush: half of the sum is its lateness."""
+    count, flushes = StragglerCount(2), 3 * MOST_GROUPS + 1
+    for flush in range(flushes):
+        late_s = late([0], [1.0 + flush])
+        count.add(late_s, legs(late_s), np.ones(1))
+        assert len(count._groups) <= MOST_GROUPS
+    got = count.summary()
+    assert got is not None
+    assert got["rank"] == 1
+    assert got["ranks"][1]["late_mean_s"] == pytest.approx((flushes + 1) / 4)
 
 
 def test_many_steps_of_a_flush_weigh_as_many() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -67,6 +68,19 @@ def test_of_two_sweeps_in_one_folder_the_second_is_refused(tmp_path: Path) -> No
         claim_new(tmp_path / "s")
     held.release()
     assert list((tmp_path / "s").iterdir()) == []
+    claim_new(tmp_path / "s").release()
+
+
+def test_a_disk_that_has_become_read_only_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any, **_more: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    held = claim_new(tmp_path / "s")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        held.release()
     claim_new(tmp_path / "s").release()
 
 
@@ -152,6 +166,9 @@ def test_the_record_has_the_overrides_without_resume(tmp_path: Path) -> None:
         ("x=1,2", "x='1',2", False),
         ("x=1,2", "x=2,1", False),
         ("x=1,2", "x=shuffle(1,2)", False),
+        ("x=shuffle([1,2,3,4,5,6,7,8])", "x=shuffle([1,2,3,4,5,6,7,8])", True),
+        ("x=sort(2,1)", "x=sort(2, 1)", True),
+        ("model=glob(m*)", "model=glob(*)", False),
         ("x=1", "++x=1", False),
     ],
 )

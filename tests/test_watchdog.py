@@ -19,7 +19,7 @@ import dpexp
 from dpexp import server
 from dpexp.beacon import TICKS, WAITED, WIDTH, own_cells
 from dpexp.loop import Progress
-from dpexp.rank import stacks_path
+from dpexp.rank import STACKS
 from dpexp.stacks import NO_ANSWER, collect, threads
 from dpexp.watchdog import Watchdog
 
@@ -165,17 +165,17 @@ def test_the_main_thread_comes_first_whichever_answered() -> None:
 def test_a_stopped_process_gives_no_stack_and_does_not_hold_up_the_end(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from dpexp.stacks import offer\n"
-        "offer(Path(sys.argv[1])); print('there', flush=True); sys.stdin.read()"
+        "offer(Path(sys.argv[1]), 3); print('there', flush=True); sys.stdin.read()"
     )
-    path = stacks_path(tmp_path, 0)
+    path = tmp_path / STACKS
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"there\n"
         os.kill(process.pid, signal.SIGSTOP)
-        assert collect({0: process.pid}, {0: path}) == {0: NO_ANSWER}
+        assert collect({3: process.pid}, path) == {3: NO_ANSWER}
         os.kill(process.pid, signal.SIGCONT)
-        assert "<module>" in collect({0: process.pid}, {0: path})[0]
+        assert "<module>" in collect({3: process.pid}, path)[3]
         process.kill()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -13,9 +14,10 @@ import torch
 
 
 class Told(torch.nn.Module):
-    """A linear layer. `how`: work, raise, kill (the process that started the rank), or wait.
+    """A linear layer. `how`: work, raise, kill (the process that started the rank), wait or stuck.
 
-    To wait is until there is a file "go" where the command was typed.
+    To wait is until there is a file "go" where the command was typed. One that is stuck hears no
+    signal; before, it leaves a file "stuck.<process>" there.
     """
 
     def __init__(self, how: str) -> None:
@@ -32,7 +34,24 @@ class Told(torch.nn.Module):
             assert parent is not None
             assert parent.pid is not None
             os.kill(parent.pid, signal.SIGKILL)
+        if self.how == "stuck":
+            Path(f"stuck.{os.getpid()}").touch()
+            sum(itertools.repeat(0, 10**12))  # minutes in C code
         while self.how == "wait" and not Path("go").exists():
             time.sleep(0.05)
         out: torch.Tensor = self.layer(x)
         return out
+
+
+class Sees(torch.nn.Linear):
+    """The exercise's layer, which tells what its process may use when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        log = logging.getLogger("userlaunched")
+        log.info("I see %s", os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if hasattr(os, "sched_getaffinity"):
+            log.info("I run on %s", sorted(os.sched_getaffinity(0)))
+        return super().forward(x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 
@@ -27,3 +29,12 @@ class Failing(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         raise ValueError(TEXTS[self.text]) if self.text in TEXTS else SpeechlessError
+
+
+class Chatty(nn.Linear):
+    """Prints at each call."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        print("called", flush=True)
+        print("called", file=sys.stderr)
+        return super().forward(rows)

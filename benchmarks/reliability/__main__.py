@@ -15,13 +15,13 @@ from benchmarks.common import ROOT
 from benchmarks.reliability.damages import DAMAGES, PAIRS, Damage, damage_try, pair_try, sound_sweep
 from benchmarks.reliability.faults import SWEEPS, Fault
 from benchmarks.reliability.page import HEAD, line, page
-from benchmarks.reliability.scene import read_only, small_disk
+from benchmarks.reliability.scene import becoming_read_only, read_only, small_disk
 from benchmarks.reliability.tries import Seen, sweep_try
 from dpexp.files import write_whole
 
 PAGE = ROOT / "docs" / "reliability.md"
 RANKS = {1: "none", 2: "ddp, 2"}
-NEED_ROOT = (read_only, small_disk)
+NEED_ROOT = (becoming_read_only, read_only, small_disk)
 Try = Callable[[int], Seen]
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.reliability.scene import (
     Scene,
     Strike,
+    becoming_read_only,
     ctrl_c,
     ctrl_c_then_terminate,
     ctrl_c_twice,
+    kill_while_run_json_is_written,
+    make_read_only,
+    make_writable,
     ports_taken,
     read_only,
     small_disk,
@@ -59,6 +63,8 @@ class Ends:
         unkept: steps that may be missing of those made: those of the half second between two
             writes, of a rank that had no time for the last one.
         begins: whether the sweep gets as far as a cell.
+        report: whether there is a report at the end. Where the command was killed, one that is
+            made afterwards has to say what was cut off.
     """
 
     exit: int
@@ -68,6 +74,7 @@ class Ends:
     goes_on: bool = True
     unkept: int = 0
     begins: bool = True
+    report: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,7 @@ class Fault:
         strike: from outside, once some steps are recorded.
         background: started as by a script's `&`.
         around: the surroundings of the command; may give variables.
+        mend: before the sweep is resumed.
         variables: of the environment, by the number of the try.
     """
 
@@ -93,6 +101,7 @@ class Fault:
     strike: Strike | None = None
     background: bool = False
     around: Callable[[Scene], AbstractContextManager[dict[str, str] | None]] | None = None
+    mend: Callable[[Scene], None] | None = None
     variables: Callable[[int], dict[str, str]] = field(default=lambda number: {})
 
     @property
@@ -132,9 +141,9 @@ FINE = Ends(0, "ok")
 STOPPED = Ends(143, "interrupted", "stopped by SIGTERM", goes_on=False)
 CTRL_C = Ends(130, "interrupted", "stopped by SIGINT", goes_on=False)
 UNWRITTEN = 11
-GONE = Ends(137, NONE, goes_on=False, unkept=UNWRITTEN)
+GONE = Ends(137, NONE, goes_on=False, unkept=UNWRITTEN, report=False)
 WORKER = ("loader.workers=1",)
-NO_ROOM = Ends(1, NONE, "no space left on device", goes_on=False, unkept=UNWRITTEN)
+NO_ROOM = Ends(1, NONE, "no space left on device", goes_on=False, unkept=UNWRITTEN, report=False)
 
 SWEEPS = (
     *code("kill -9 of a rank", "kill", failed("crash", "killed by SIGKILL", unkept=UNWRITTEN)),
@@ -144,6 +153,11 @@ SWEEPS = (
         "kill -9 of the parent, with loader workers", GONE, ranks=2, overrides=WORKER,
         strike=to_first(signal.SIGKILL),
     ),
+    Fault(
+        "kill -9 of the parent while it writes run.json", replace(GONE, struck=f"{NONE}|ok"),
+        strike=kill_while_run_json_is_written,
+    ),
+    *code("SIGTERM to one rank", "terminate", failed("crash", "got SIGTERM from outside")),
     Fault(
         "kill -9 of a loader worker", failed("crash", "a loader process died"),
         overrides=rows("kill", "worker", *WORKER),
@@ -162,12 +176,12 @@ SWEEPS = (
     ),
     Fault(
         "SIGINT twice, a rank stuck in C code",
-        Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN),
+        Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN, report=False),
         how="stuck", rank=1, ranks=2, strike=ctrl_c_twice,
     ),
     Fault(
         "SIGINT twice, 0.6 s apart",
-        Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN), ranks=2,
+        Ends(130, f"{NONE}|interrupted", goes_on=False, unkept=UNWRITTEN, report=False), ranks=2,
         strike=ctrl_c_twice,
     ),
     *code("sys.exit(0) in a rank", "exit", failed("crash", "called sys.exit(0)")),
@@ -219,6 +233,18 @@ SWEEPS = (
         overrides=(f"watchdog_s={TIME_S}",),
     ),
     *code(
+        f"hang in the model's constructor (watchdog_s={TIME_S})", "hang_at_start",
+        failed("hang", "hangs in set-up"), overrides=(f"watchdog_s={TIME_S}",),
+    ),
+    Fault(
+        f"hang in the dataset (watchdog_s={TIME_S})", failed("hang", "hangs in data of step 11"),
+        overrides=rows("hang", "rank", f"watchdog_s={TIME_S}"),
+    ),
+    Fault(
+        f"hang in a loader worker (watchdog_s={TIME_S})", failed("hang", "hangs in data of step"),
+        ranks=2, overrides=rows("hang", "worker", *WORKER, f"watchdog_s={TIME_S}"),
+    ),
+    *code(
         "out of memory (process_memory_mib=2000)", "memory",
         failed("oom", "process_memory_mib=2000", unkept=UNWRITTEN),
         overrides=("process_memory_mib=2000",),
@@ -227,6 +253,11 @@ SWEEPS = (
     Fault("disk full during the steps", NO_ROOM, how="fill", ranks=2, rank=1, around=small_disk),
     Fault(
         "disk full at run.json", NO_ROOM, how="fill_at_the_end", around=small_disk,
+    ),
+    Fault(
+        "the folder becomes read-only during the steps",
+        Ends(1, NONE, "read-only file system", goes_on=False, unkept=UNWRITTEN, report=False),
+        strike=make_read_only, around=becoming_read_only, mend=make_writable,
     ),
     Fault(
         "read-only folder", Ends(1, NONE, "read-only file system", goes_on=False, begins=False),

@@ -65,6 +65,8 @@ class Model(nn.Module):
         if self.armed and how == "fill_at_the_end":
             # Ranks run this when all is written, just before they are gone.
             Finalize(None, self._fill, exitpriority=0)
+        if self.armed and how == "hang_at_start" and rank in (-1, own_rank()):
+            self.hang(torch.empty(0))
         self.group: Any = None
         if self.armed and how == "collective":
             self.group = torch.distributed.new_group()
@@ -90,12 +92,18 @@ class Model(nn.Module):
         """Nothing; also what the end of a cell has to do with it is elsewhere."""
         return output
 
-    fill_at_the_end = calm
+    fill_at_the_end = hang_at_start = calm
 
     def kill(self, output: torch.Tensor) -> torch.Tensor:
         """SIGKILL."""
         mark(self.place)
         os.kill(os.getpid(), signal.SIGKILL)
+        return output
+
+    def terminate(self, output: torch.Tensor) -> torch.Tensor:
+        """SIGTERM to this rank alone."""
+        mark(self.place)
+        os.kill(os.getpid(), signal.SIGTERM)
         return output
 
     def exit(self, output: torch.Tensor) -> torch.Tensor:
@@ -177,6 +185,8 @@ class Rows(Dataset[Any]):
                 mark(self.place)
                 if self.how == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if self.how == "hang":
+                    time.sleep(LONG_S)
                 raise OSError(f"row {index} cannot be read")
         return self.rows[index], torch.zeros(TARGETS)
 

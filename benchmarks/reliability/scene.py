@@ -120,6 +120,44 @@ def read_only(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def becoming_read_only(scene: Scene) -> Iterator[None]:
+    """A disk of its own for :func:`make_read_only`. Needs root."""
+    with small_disk(scene):
+        try:
+            yield
+        finally:
+            make_writable(scene)
+
+
+def make_read_only(scene: Scene, _command: Command) -> None:
+    """The folder, while a cell runs: nothing new can be made in it; what is open stays open."""
+    mark(str(scene.place))
+    disk = str(scene.place / "disk")
+    # A mount above the one through which files are open: else there would be none for writing.
+    subprocess.run(["mount", "--bind", disk, disk], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
+
+
+def make_writable(scene: Scene) -> None:
+    """Undo :func:`make_read_only`."""
+    disk = str(scene.place / "disk")
+    with Path("/proc/self/mounts").open(encoding="utf-8") as mounts:
+        above = sum(line.split()[1] == disk for line in mounts) - 1
+    for _ in range(above):
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def kill_while_run_json_is_written(scene: Scene, command: Command) -> None:
+    """SIGKILL to the first process as soon as it has begun with the struck cell's result."""
+    assert scene.struck is not None
+    while command.process.poll() is None:
+        if any("run.json" in path.name for path in scene.struck.iterdir()):
+            os.kill(command.process.pid, signal.SIGKILL)
+            mark(str(scene.place))
+            return
+
+
+@contextmanager
 def ports_taken(scene: Scene) -> Iterator[dict[str, str]]:
     """torch's usual port and that of MASTER_PORT have a listener. Gives the variables."""
     with socket.socket() as usual, socket.socket() as other:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -107,11 +108,15 @@ def _struck(fault: Fault, scene: Scene, variables: dict[str, str], resume: bool)
         (scene.place / "gone").touch()
         printed = command.printed()
     wrong += _not_as_expected(fault, scene, status, printed)
+    if fault.ends.begins:
+        wrong += _report_wrong(fault, scene)
     if fault.ends.begins and len(before) != STRUCK_CELL:
         wrong.append("the cell before did not end well")
     gone, kept, ended, end_s = lost(before), _kept(fault, scene), *_end(fault, scene, status)
     resumed = None
     if fault.ends.begins and (resume or not fault.ends.goes_on):
+        if fault.mend is not None:
+            fault.mend(scene)
         (scene.place / "disk" / "filler").unlink(missing_ok=True)
         before = {**before, **finished(scene.sweep)}
         resumed, more = resumed_well(scene, arguments)
@@ -160,6 +165,20 @@ def _not_as_expected(fault: Fault, scene: Scene, status: int | None, printed: st
         kept, made = _readable(fault, scene), _made(fault, scene)
         wrong.append((not made - ends.unkept <= kept <= made + 1, f"{kept} of {made} steps kept"))
     return [text for is_wrong, text in wrong if is_wrong]
+
+
+def _report_wrong(fault: Fault, scene: Scene) -> list[str]:
+    """What is not as it has to be of the sweep's report."""
+    there = (scene.sweep / "report.html").exists()
+    if fault.ends.report:
+        return [] if there else ["no report"]
+    if fault.ends.exit != 128 + signal.SIGKILL:
+        return []
+    with Command("dpexp.report", [SWEEP], scene.place, {}) as command:
+        status, printed = command.wait(), command.printed()
+    told = ("the sweep is not done:", "to go on: python -m dpexp -m ")
+    missing = [words for words in told if words not in printed]
+    return [f"report: exit {status}, without {missing}"] if there or status or missing else []
 
 
 def _status(scene: Scene) -> str:

@@ -33,7 +33,8 @@ from dpexp.errors import ConfigError
 from dpexp.losses import Loss, make_loss
 from dpexp.plan import RunPlan
 from dpexp.prepare import prepare_model
-from dpexp.schema import Preload, StrategyName, Task
+from dpexp.schema import StrategyName, Task
+from dpexp.schema_workload import Preload
 from dpexp.shapes import call_shape, shape_of, show
 from dpexp.transfer import Copying
 

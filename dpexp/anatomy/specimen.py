@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dpexp.anatomy.data import ModelFacts
 from dpexp.batches import map_tensors
 from dpexp.build import UserCodeError, build_model
+from dpexp.texts import first_line
 
 _TABLES = ("_parameters", "_buffers", "_modules")  # torch's own names in a module's __dict__
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -46,7 +47,7 @@ def build_specimen(node: dict[str, Any]) -> Specimen:
             return Specimen(build_model(node, META), "meta")
     except UserCodeError as error:
         cause = error.__cause__ or error
-        reason = f"{type(cause).__name__}: {first_line(cause)}"
+        reason = f"{type(cause).__name__}: {short_line(cause)}"
     return Specimen(build_model(node, CPU), "cpu", reason)
 
 
@@ -125,9 +126,9 @@ def quiet() -> Iterator[None]:
         log.disabled = before
 
 
-def first_line(error: BaseException) -> str:
+def short_line(error: BaseException) -> str:
     """The first line of an error's message, not too long."""
-    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    text = first_line(error)
     return text if len(text) <= 160 else text[:157] + "..."
 
 

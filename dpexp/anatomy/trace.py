@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from dpexp.anatomy.data import Figure
-from dpexp.anatomy.specimen import first_line
+from dpexp.anatomy.specimen import short_line
 from dpexp.batches import Inputs, map_tensors
 from dpexp.errors import ConfigError
 from dpexp.losses import Loss
@@ -251,10 +251,10 @@ def reason_of(error: BaseException) -> str:
     """Why a call failed, on one line."""
     kind = type(error).__name__
     if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
-        return f"it depends on the values of tensors ({first_line(error)}), and there are none here"
+        return f"it depends on the values of tensors ({short_line(error)}), and there are none here"
     if kind == "AssertionError" and "convert all Tensors to FakeTensors" in str(error):
         return "it uses tensors that torch does not count among the model's"
-    return f"{kind}: {first_line(error)}"
+    return f"{kind}: {short_line(error)}"
 
 
 def add_up(devices: list[Counted], *, both: bool) -> Figure:

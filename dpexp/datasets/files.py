@@ -11,6 +11,7 @@ import torch
 
 from dpexp.datasets.rows import Rows
 from dpexp.errors import ConfigError
+from dpexp.texts import first_line
 
 SUFFIXES = (".npy", ".npz", ".pt", ".safetensors")
 
@@ -62,7 +63,7 @@ def _read(file: Path, path: str) -> dict[str, torch.Tensor]:
     try:
         loaded = _load(file)
     except (ValueError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        first = first_line(error)
         if file.suffix in (".npy", ".npz") and "pickle" in first:  # numpy advises to allow it
             first = "it is damaged, or holds Python objects"
         raise ConfigError(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.errors import ConfigError
-from dpexp.extras import first_line, load
+from dpexp.extras import load
+from dpexp.texts import first_line
 
 # What `save_to_disk` leaves in a folder: of one split, or of several.
 SAVED = ("state.json", "dataset_dict.json")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.errors import ConfigError
-from dpexp.extras import first_line, load
+from dpexp.extras import load
+from dpexp.texts import first_line
 
 
 def image_folder(path: str, size: int) -> Any:

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="where to write; the folder itself if there is only one")  # fmt: skip
     given = parser.parse_args(arguments)
-    console.open_closed_streams()
+    console.prepare_streams()
     folders = list(dict.fromkeys(folder.resolve() for folder in given.folders))
     if given.out is None and len(folders) > 1:
         parser.error("several folders make a report of their own: where to? --out DIR")
@@ -67,8 +67,9 @@ def _report(folders: Sequence[Path], out: Path | None) -> int:
     if not content.cells:
         lost = content.failures
         why = f"; {lost[0].folder}: {lost[0].message}" if lost else ""
+        on = f"; to go on: {content.resume}" if content.resume else ""
         named = ", ".join(str(folder) for folder in there)
-        return _refuse(f"{named}: nothing to report: no run's result can be read here{why}")
+        return _refuse(f"{named}: nothing to report: no run's result can be read here{why}{on}")
     where = there[0] if out is None else out
     where.mkdir(parents=True, exist_ok=True)
     board = out is not None or not (where / "run.json").exists()
@@ -78,7 +79,7 @@ def _report(folders: Sequence[Path], out: Path | None) -> int:
 
 
 def _refuse(text: str) -> int:
-    print(f"python -m dpexp.report: {text}", file=sys.stderr)
+    console.say(f"python -m dpexp.report: {text}")
     return 1
 
 

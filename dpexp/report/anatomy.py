@@ -18,6 +18,7 @@ from dpexp.anatomy.data import (
     Unit,
 )
 from dpexp.report.tables import wide
+from dpexp.texts import visible
 
 SHOWN = 6  # buckets that are listed; the others are only counted
 
@@ -41,7 +42,7 @@ def print_anatomy(anatomy: Anatomy, console: Console) -> None:
     section(f"model: {anatomy.model.name}, built on {anatomy.model.built_on}", _model(anatomy))
     section("shapes on each device", _shapes(anatomy))
     if anatomy.problem:
-        line(f"  output unknown: {anatomy.problem}")
+        line(f"  output unknown: {visible(anatomy.problem)}")
     section("arithmetic of a full step, over all devices", _flops(anatomy))
     section("memory", _memory(anatomy))
     if anatomy.exchanges:

@@ -12,6 +12,7 @@ from dpexp.report.numbers import WIDEST, count_of, percent, ranged, significant,
 from dpexp.report.scaling import Cell
 from dpexp.report.selection import SUSPECT, by_setting, named
 from dpexp.report.waterfall import WAITING, shown
+from dpexp.texts import first_line
 
 MOST = 5  # settings that have a sentence of their own
 SMALLEST = 0.01  # of a step; a smaller loss is not named
@@ -25,11 +26,13 @@ def answers_of(
     runs: Mapping[str, Run],
     failures: Sequence[Failure],
     missing: int = 0,
+    cut_off: int = 0,
 ) -> tuple[str, ...]:
     """The answer in a sentence, then one for each further setting, then what limits them.
 
     Args:
         missing: runs of the sweep that never began.
+        cut_off: runs that began and have no result.
     """
     groups = by_setting(cells)
     # What scales comes before what has nothing to compare with, and that before what did not run.
@@ -44,9 +47,11 @@ def answers_of(
         sentences.append(f"and {count_of(len(order) - MOST, 'more setting')} in summary.csv")
     if not cells:
         sentences.append("no cell has run")
-    if missing:
-        never = "has" if missing == 1 else "have"
-        sentences.append(f"the sweep is not done: {count_of(missing, 'run')} {never} not begun")
+    if missing or cut_off:
+        begun = f"{count_of(cut_off, 'run')} {'was' if cut_off == 1 else 'were'} cut off"
+        never = f"{count_of(missing, 'run')} {'has' if missing == 1 else 'have'} not begun"
+        open_ones = ", ".join([begun] * bool(cut_off) + [never] * bool(missing))
+        sentences.append(f"the sweep is not done: {open_ones}")
     return (*sentences, *_metrics(cells, runs), *_ends(cells, failures))
 
 
@@ -238,8 +243,3 @@ def _described(cell: Cell, runs: Mapping[str, Run]) -> str:
 
 def _on(cell: Cell | None) -> str:
     return "its baseline" if cell is None else f"{cell.parallel} on {cell.num_devices}"
-
-
-def first_line(text: str) -> str:
-    """The first line of a message."""
-    return text.partition("\n")[0]

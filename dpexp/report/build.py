@@ -83,6 +83,7 @@ def _json(content: Content) -> str:
         "answers": content.answers,
         "warnings": content.warnings,
         "failures": [asdict(failure) for failure in content.failures],
+        "resume": content.resume,
     }
     return json.dumps(plain, indent=2, allow_nan=False) + "\n"
 

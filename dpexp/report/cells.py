@@ -7,10 +7,11 @@ import re
 from typing import Any
 
 from dpexp.identity import identifying
+from dpexp.schema import StrategyName
 
 Run = dict[str, Any]  # ``run.json`` data
 
-_STRATEGIES = ("none", "dp", "ddp", "fsdp")  # the order of the rows
+_STRATEGIES = [each.value for each in StrategyName]  # the order of the rows
 
 
 def members(runs: dict[str, Run]) -> list[tuple[str, ...]]:

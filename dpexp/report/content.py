@@ -15,6 +15,7 @@ from dpexp.report.answers import answers_of, best_of
 from dpexp.report.cells import Run
 from dpexp.report.findings import (
     BREAKDOWN_PARTS,
+    CUT_OFF,
     UNREADABLE,
     Breakdown,
     Failure,
@@ -73,6 +74,7 @@ class Content:
     notes: tuple[tuple[str, str], ...]  # the folders of the cells it is of, note
     raw_environment: Mapping[str, Any]  # of a cell that ran, as its run.json has it
     best: str | None = None  # the folder of the cell that scales best, as far as it can be believed
+    resume: str = ""  # what goes on with a sweep that is not done, as `command`
 
 
 def content_of(
@@ -131,18 +133,20 @@ def _content(sources: Sequence[Source]) -> Content:
         cells += found
         failures += failures_of(found, own)
         failures += [
-            _unreadable(_named(each, folder, prefix), why)
+            _without_result(_named(each, folder, prefix), status, why)
             for each in members
-            for folder, why in each.unreadable.items()
+            for status, lost in ((UNREADABLE, each.unreadable), (CUT_OFF, each.cut_off))
+            for folder, why in lost.items()
         ]
     shapes, left, unread = _shapes(cells, places)
     best = best_of(cells, runs)
     missing = sum(source.missing for source in sources)
+    cut_off = sum(len(source.cut_off) for source in sources)
     return Content(
         title=_title(sources),
-        answers=answers_of(cells, runs, failures, missing),
+        answers=answers_of(cells, runs, failures, missing, cut_off),
         command="\n".join(dict.fromkeys(each.command for each in sources if each.command)),
-        status=_status(cells, failures, missing),
+        status=_status(cells, failures, missing + cut_off),
         cells=tuple(cells),
         breakdowns=tuple(breakdowns_of(cells, runs)),
         memory=tuple(memory_of(cells, runs)),
@@ -155,6 +159,7 @@ def _content(sources: Sequence[Source]) -> Content:
         notes=notes_of(cells, runs),
         raw_environment=_environment(runs),
         best=None if best is None else best.folder,
+        resume="\n".join(source.resume for source in sources if source.resume),
     )
 
 
@@ -190,17 +195,17 @@ def _title(sources: Sequence[Source]) -> str:
     return f"{'Run' if sources[0].single else 'Sweep'} {sources[0].folder.absolute().name}"
 
 
-def _status(cells: Sequence[Cell], failures: Sequence[Failure], missing: int) -> str:
+def _status(cells: Sequence[Cell], failures: Sequence[Failure], without_end: int) -> str:
     states = {cell.status for cell in cells} - {"skipped"}
-    if "interrupted" in states or missing:
+    if "interrupted" in states or without_end:
         return "interrupted"
     lost = any(each.status == UNREADABLE for each in failures)
     return "ok" if states <= {"ok"} and not lost else "failed"
 
 
-def _unreadable(folder: str, why: str) -> Failure:
+def _without_result(folder: str, status: str, why: str) -> Failure:
     label = folder.rpartition("/")[2].partition("_")[2].replace("_", "-")
-    return Failure(folder, label or folder, UNREADABLE, None, None, None, None, why, None)
+    return Failure(folder, label or folder, status, None, None, None, None, why, None)
 
 
 def _environment(runs: Mapping[str, Run]) -> Mapping[str, Any]:

@@ -11,16 +11,18 @@ from dpexp.report.parity import parity_row
 from dpexp.report.scaling import Cell
 from dpexp.report.waterfall import WAITING, mean_of, spent
 
-UNREADABLE = "unreadable"  # in place of a status, of a run whose result cannot be read
+# In place of a status, of a run whose result cannot be read, and of one that has none.
+UNREADABLE = "unreadable"
+CUT_OFF = "cut off"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One run that did not end well; also one that was skipped, or whose result is unreadable."""
+    """One run that did not end well; also one that was skipped, or has no readable result."""
 
     folder: str
     label: str
-    status: str  # failed | interrupted | skipped | unreadable
+    status: str  # failed | interrupted | skipped | unreadable | cut off
     kind: str | None  # one of records.KINDS
     rank: int | None
     phase: str | None

@@ -13,6 +13,7 @@ from dpexp.report.losses import LOSS_HEADER, loss_lines, loss_rows
 from dpexp.report.numbers import count_of
 from dpexp.report.selection import foremost
 from dpexp.report.tables import HEADER, cell_row, scaling_title, settings, without_speedup
+from dpexp.texts import first_line, visible
 
 MOST = 100  # rows of a table, and lines of a list; the rest is only counted
 LEGEND = (
@@ -46,9 +47,10 @@ def markdown(content: Content) -> str:
         *_section("Notes", _list(f"{folder}: {note}" for folder, note in content.notes)),
         *_section("Environment", _list(f"{key}: {value}" for key, value in content.environment)),
     ]
-    if content.command:
-        lines = content.command.splitlines()
-        blocks += ["## Again", "\n".join(f"    {line}" for line in lines)]
+    for title, commands in (("Go on", content.resume), ("Again", content.command)):
+        if commands:
+            lines = commands.splitlines()
+            blocks += [f"## {title}", "\n".join(f"    {visible(line)}" for line in lines)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -91,7 +93,7 @@ def _failures(failures: Sequence[Failure]) -> Iterator[str]:
             each.folder,
             each.status if each.kind is None else f"{each.status} ({each.kind})",
             *("–" if value is None else str(value) for value in (each.rank, each.phase, each.step)),
-            each.message.partition("\n")[0],
+            first_line(each.message),
         )
         for each in failures
     ]

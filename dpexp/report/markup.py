@@ -6,21 +6,12 @@ import re
 from xml.etree import ElementTree
 
 from dpexp.report.colors import variables
+from dpexp.texts import visible
 
-# Not allowed in HTML and XML, or able to turn the order of the text around them.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufdd0-\ufdef"
-    "\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
-)
 _LONG = re.compile(r"-?\d+\.\d{3,}")
 _FONT = re.compile(r"font-family:[^;]*;?\s*")
 _REFERENCE = re.compile(r"#([\w.-]+)")
 _COORDINATES = ("d", "x", "y", "width", "height")
-
-
-def visible(text: str) -> str:
-    """`text` with control characters, marks of direction and half characters spelled out."""
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
 
 
 def shortened(text: str, length: int) -> str:

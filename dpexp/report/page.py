@@ -14,7 +14,7 @@ from dpexp.report.colors import variables
 from dpexp.report.content import PARITY_HEADER, Content
 from dpexp.report.findings import Breakdown, Failure, ShapeRow
 from dpexp.report.intervals import interval_lines
-from dpexp.report.markup import visible, without_addresses
+from dpexp.report.markup import without_addresses
 from dpexp.report.pictures import (
     breakdown_pictures,
     memory_pictures,
@@ -25,13 +25,15 @@ from dpexp.report.pictures import (
 from dpexp.report.selection import foremost
 from dpexp.report.tables import HEADER, cell_row, scaling_title
 from dpexp.report.waterfall import shown
+from dpexp.texts import visible
 
 MOST_ROWS = 200  # of a table
 MOST_LINES = 100  # of a list
 MOST_FAILURES = 50
 MOST_TEXT = 6000  # characters of a message or a traceback: of a longer one, its last ones
-MARKS = {"ok": "✓", "pass": "✓", "failed": "✗", "fail": "✗", "unreadable": "✗"}
-TONES = {"ok": "good", "pass": "good", "failed": "bad", "fail": "bad", "unreadable": "bad"}
+_GOOD, _BAD = ("ok", "pass"), ("failed", "fail", "unreadable", "cut off")
+MARKS = {**dict.fromkeys(_GOOD, "✓"), **dict.fromkeys(_BAD, "✗")}
+TONES = {**dict.fromkeys(_GOOD, "good"), **dict.fromkeys(_BAD, "bad")}
 
 
 @dataclass(frozen=True)

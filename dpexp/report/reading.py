@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ import yaml
 
 from dpexp.records import read_run
 from dpexp.report.cells import Run
+from dpexp.report.numbers import count_of
 from dpexp.sweep_lock import JOBS, RECORD
 
 Value = TypeVar("Value")
@@ -22,7 +24,8 @@ Value = TypeVar("Value")
 # Folders below a sweep's that hold no cell: earlier attempts, what launchers leave, TensorBoard's.
 NO_CELLS = ("earlier", "scaling")
 # What a cell's folder has while it runs.
-_TRACES = (".hydra", "dpexp.log", "steps.rank0.csv")
+_TRACES = (".hydra", "dpexp.log", "steps.rank0.csv", "steps.host0.csv")
+_PLAIN = re.compile(r"[\w./-]+")  # needs no quotes in an override
 # Of no use in a report; they are most of a result.
 _DROPPED = ("compute", "energy", "machine", "stragglers", "timing", "uncertainty")
 _KEPT = {
@@ -44,11 +47,21 @@ class Source:
     runs: dict[str, Run]  # by folder name, in the order of the sweep
     unreadable: dict[str, str]  # by folder name why the result of a run cannot be used
     jobs: int | None = None  # how many runs the sweep was to have; None = nobody says
+    # By folder name what there is of a run without a result: it was killed, or goes on.
+    cut_off: dict[str, str] = field(default_factory=dict)
+    resume: str = ""  # what goes on with a sweep that is not done, where its folder says it
 
     @property
     def missing(self) -> int:
         """Runs of the sweep that never began."""
-        return max(0, (self.jobs or 0) - len(self.runs) - len(self.unreadable))
+        known = len(self.runs) + len(self.unreadable) + len(self.cut_off)
+        return max(0, (self.jobs or 0) - known)
+
+    @property
+    def done(self) -> bool:
+        """Whether every run has come to an end that can be read."""
+        interrupted = any(run["status"] == "interrupted" for run in self.runs.values())
+        return not (interrupted or self.unreadable or self.cut_off or self.missing)
 
 
 def read_sources(
@@ -70,14 +83,6 @@ def read_sources(
     ]
 
 
-def read_cells(folder: Path) -> dict[str, Run]:
-    """``run.json`` of every cell of a sweep, by folder name, in the order of the sweep.
-
-    Without what no report needs (see ``_DROPPED``).
-    """
-    return _source(folder, folder.name, None, {}, {}).runs
-
-
 def repeating(overrides: Sequence[str], *, single: bool = False) -> str:
     """The command that runs `overrides` again, quoted for a shell."""
     kept = [each for each in overrides if each.split("=")[0].lstrip("+") not in ("resume", "rerun")]
@@ -94,7 +99,7 @@ def _source(
     single = (folder / "run.json").exists()
     found = [folder] if single else list(_cells(folder))
     runs = {cell: _slim(run, shared) for cell, run in unwritten.items()}
-    unreadable = {}
+    unreadable, cut_off = {}, {}
     for cell in found:
         own = cell.absolute().name
         if own in runs:
@@ -102,13 +107,14 @@ def _source(
         try:
             runs[own] = _slim(read_run(cell / "run.json"), shared)
         except FileNotFoundError:
-            unreadable[own] = "there is no run.json: the run did not come to its end"
+            cut_off[own] = _left_of(cell)
         except (OSError, ValueError) as problem:
             unreadable[own] = f"run.json cannot be read: {_told(problem)}"
     command = _command(folder, single, overrides)
     typed = _variables(runs) if command else ""
-    jobs = None if single else _at(_loaded(folder / RECORD), JOBS)
-    return Source(
+    record = None if single else _loaded(folder / RECORD)
+    jobs = _at(record, JOBS)
+    source = Source(
         folder,
         name,
         single,
@@ -116,7 +122,33 @@ def _source(
         _in_order(runs),
         _in_order(unreadable),
         jobs if isinstance(jobs, int) else None,
+        _in_order(cut_off),
     )
+    # A search has no number of runs, and another way to go on.
+    if source.jobs is None or source.done or not command:
+        return source
+    place = _typed_from(folder, _at(record, "hydra", "runtime", "cwd"))
+    return replace(source, resume=f"{typed}{command} {shlex.quote(f'resume={place}')}")
+
+
+def _left_of(cell: Path) -> str:
+    """What there is of a run without a result."""
+    try:
+        steps = max(0, (cell / "steps.rank0.csv").read_bytes().count(b"\n") - 1)
+    except OSError:
+        steps = 0
+    left = f"; {count_of(steps, 'step')} of rank 0 can be read" if steps else ""
+    return f"there is no run.json: the command was killed, or the run still goes on{left}"
+
+
+def _typed_from(folder: Path, cwd: Any) -> str:
+    """A folder as an override's value, for the place where the sweep was typed."""
+    path = folder.absolute()
+    if isinstance(cwd, str) and path.is_relative_to(cwd):
+        path = path.relative_to(cwd)
+    if _PLAIN.fullmatch(str(path)):
+        return str(path)
+    return "'{}'".format(str(path).replace("\\", "\\\\").replace("'", "\\'"))
 
 
 def _variables(runs: Mapping[str, Run]) -> str:

@@ -145,7 +145,10 @@ def _end(run: Run) -> dict[str, Any]:
 
 def _straggler(run: Run) -> str | None:
     found = run.get("stragglers") or {}
-    return None if found.get("rank") is None else f"rank {found['rank']}, in {found['phase']}"
+    if found.get("rank") is None:
+        return None
+    host = f" on {found['host']}" if found.get("host") else ""
+    return f"rank {found['rank']}{host}, in {found['phase']}"
 
 
 def _against(own: Sequence[str], base: Sequence[str], runs: dict[str, Run]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dpexp.records import DP_PARTS, PHASES
 from dpexp.report.parity import parity_line
 from dpexp.report.tables import number, pointers
 from dpexp.report.trust import went_on
+from dpexp.texts import visible
 
 # Parts of forward and backward; the last one is no part of the step's time.
 COMM_NAMES = {
@@ -26,7 +27,7 @@ COMM_NAMES = {
 def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
     """A single run's summary: where the time of a step went."""
     timing = run.get("timing") or {}
-    console.print(escape(_run_title(run)), soft_wrap=True, highlight=False)
+    console.print(escape(visible(_run_title(run))), soft_wrap=True, highlight=False)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("phase")
     for head in ("mean ms", "p50 ms", "p95 ms", "max ms"):
@@ -41,7 +42,7 @@ def print_run(run: dict[str, Any], folder: Path, console: Console) -> None:
         _phase_row(table, name, timing.get(part))
     console.print(table)
     for line in (_run_summary(run), *_remarks(run), *pointers("folder", folder, folder)):
-        console.print(escape(line), soft_wrap=True, highlight=False)
+        console.print(escape(visible(line)), soft_wrap=True, highlight=False)
 
 
 def _remarks(run: dict[str, Any]) -> list[str]:
@@ -49,6 +50,7 @@ def _remarks(run: dict[str, Any]) -> list[str]:
     lines = [
         interval_line(run),
         straggler_line(run),
+        clock_line(run),
         calibration_line(run),
         parity_line(run),
         went_on(run),
@@ -85,8 +87,25 @@ def straggler_line(run: dict[str, Any]) -> str | None:
     rank = found["ranks"][found["rank"]]
     wait_ms, share = rank["others_wait_mean_s"] * 1e3, rank["share_of_steps"]
     return (
-        f"the other ranks wait for rank {found['rank']}: {wait_ms:.3g} ms a step, it comes last in "
+        f"the other ranks wait for {_at(found)}: {wait_ms:.3g} ms a step, it comes last in "
         f"{share:.0%} of the steps; it loses its time in {found['phase']}"
+    )
+
+
+def _at(found: dict[str, Any]) -> str:
+    host = found.get("host")
+    return f"rank {found['rank']}" + (f" on {host}" if host else "")
+
+
+def clock_line(run: dict[str, Any]) -> str | None:
+    """How the clocks of the hosts differ; None where there is one clock."""
+    found = run.get("stragglers") or {}
+    if not found.get("clock_error_s"):
+        return None
+    most_s = max(found["clock_offsets_s"], key=abs)
+    return (
+        f"clocks: up to {most_s:.6g} s from rank 0's, allowed for; known within "
+        f"{found['clock_error_s'] * 1e3:.2g} ms"
     )
 
 

@@ -20,6 +20,7 @@ from dpexp.report.losses import loss_lines
 from dpexp.report.numbers import count_of, significant
 from dpexp.report.scaling import Cell
 from dpexp.report.selection import foremost, named
+from dpexp.texts import first_line, visible
 
 HEADER = (
     "#",
@@ -75,7 +76,7 @@ def print_report(content: Content, console: Console) -> None:
     """The answer, the scaling table, what it says, and what failed or was skipped with reasons."""
 
     def line(text: str) -> None:
-        console.print(escape(text), soft_wrap=True, highlight=False)
+        console.print(escape(visible(text)), soft_wrap=True, highlight=False)
 
     for text in content.answers:
         line(text)
@@ -86,7 +87,7 @@ def print_report(content: Content, console: Console) -> None:
     for index, head in enumerate(HEADER):
         table.add_column(head, justify="right" if 2 <= index <= 8 else "left", no_wrap=True)
     for cell in shown:
-        table.add_row(*(escape(text) for text in cell_row(cell)))
+        table.add_row(*(escape(visible(text)) for text in cell_row(cell)))
     console.print(table)
     if len(shown) < len(content.cells):
         line(f"and {count_of(len(content.cells) - len(shown), 'more cell')} in summary.csv")
@@ -103,6 +104,8 @@ def print_report(content: Content, console: Console) -> None:
             line(text)
         if len(lines) > MOST_LINES:
             line(f"and {count_of(len(lines) - MOST_LINES, 'more line')} of this kind in report.md")
+    for command in content.resume.splitlines():
+        line(f"to go on: {command}")
 
 
 def show(
@@ -126,12 +129,12 @@ def show(
         page = folder / "report.html"
         path = page if page.exists() else folder / "report.md"
         for line in pointers("report", path, folder if board else None):
-            console.print(escape(line), soft_wrap=True, highlight=False)
+            console.print(escape(visible(line)), soft_wrap=True, highlight=False)
     else:
         reason = problems[0].partition(": ")[2]
         problems = [f"the report cannot be written to {folder}: {reason}"]
     for problem in problems:
-        errors.print(escape(f"dpexp: {problem}"), soft_wrap=True, highlight=False)
+        errors.print(escape(visible(f"dpexp: {problem}")), soft_wrap=True, highlight=False)
 
 
 def settings(cells: Sequence[Cell]) -> list[str]:
@@ -145,13 +148,13 @@ def settings(cells: Sequence[Cell]) -> list[str]:
 
 def reasons(failures: Sequence[Failure]) -> list[str]:
     """One line per run that did not end well."""
-    return [f"{each.folder}: {_end(each)}: {first_line(each.message)}" for each in failures]
+    return [f"{each.folder}: {_end(each)}: {_reason(each.message)}" for each in failures]
 
 
 def without_speedup(cells: Sequence[Cell]) -> list[str]:
     """One line per cell that ended well, and has no speed-up for a reason."""
     return [
-        f"{cell.folder}: no speed-up: {first_line(cell.reason)}"
+        f"{cell.folder}: no speed-up: {_reason(cell.reason)}"
         for cell in cells
         if cell.status == "ok" and cell.reason is not None
     ]
@@ -185,9 +188,9 @@ def wide(console: Console) -> Console:
     return Console(file=console.file, width=max(console.width, 120))
 
 
-def first_line(text: str | None) -> str:
+def _reason(text: str | None) -> str:
     """The first line of a message, or a word for none."""
-    return (text or "").partition("\n")[0] or "no reason recorded"
+    return first_line(text or "") or "no reason recorded"
 
 
 def pointers(what: str, path: Path, board: Path | None) -> list[str]:

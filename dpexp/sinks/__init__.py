@@ -5,7 +5,7 @@ Those of the config group `sinks` get them after the run; see :mod:`dpexp.publis
 
 from dpexp.sinks.base import FinishedRun, Sink
 from dpexp.sinks.console import ProgressSink
-from dpexp.sinks.csv import CsvSink, read_steps, write_shapes
+from dpexp.sinks.csv import CsvSink, HostCsvSink, read_steps, step_table, steps_of, write_shapes
 from dpexp.sinks.mlflow import MlflowSink
 from dpexp.sinks.opening import open_sink, sink_class
 from dpexp.sinks.tensorboard import TensorBoardSink
@@ -15,6 +15,7 @@ from dpexp.sinks.wandb import WandbSink
 __all__ = [
     "CsvSink",
     "FinishedRun",
+    "HostCsvSink",
     "MlflowSink",
     "ProgressSink",
     "Sink",
@@ -23,6 +24,8 @@ __all__ = [
     "open_sink",
     "read_steps",
     "sink_class",
+    "step_table",
+    "steps_of",
     "write_shapes",
     "write_timeline",
 ]

@@ -47,7 +47,8 @@ class ProgressSink(Sink):
         elapsed_s, lately = at_s - self._began_s, self._meter.lately_per_s
         if elapsed_s < QUIET_S or lately is None:
             return
-        rate = f"{lately:,.0f} samples/s lately"
+        # Both, since one alone would be taken for the other.
+        rate = f"{lately:,.0f} samples/s lately, {self._meter.whole_per_s:,.0f} so far"
         if self._console.is_terminal:
             self._update_bar(rate)
         elif at_s - self._line_s >= LINE_EVERY_S:

@@ -15,6 +15,8 @@ from dpexp.sinks.base import Sink
 # Every step up to here; beyond, one event per THIN_S of measured time: viewers sample anyway.
 ALL_STEPS = 1000
 THIN_S = 0.25
+# In a table that somebody reads. Each rank has some; shapes.csv has them all.
+MOST_SHAPES = 1000
 
 
 @final
@@ -92,9 +94,9 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
 
 
 def shapes_table(shapes: Sequence[ShapeRecord]) -> str:
-    """A Markdown table of the shapes; a bar inside a value does not break it."""
+    """A Markdown table of the shapes, of very many the first ones; a bar breaks nothing."""
     rows = ["| module | replica | input | output | count | steps |", "|---|---|---|---|---|---|"]
-    for record in shapes:
+    for record in shapes[:MOST_SHAPES]:
         cells = (
             record.module or "(model)",
             record.replica,
@@ -104,4 +106,5 @@ def shapes_table(shapes: Sequence[ShapeRecord]) -> str:
             f"{record.first_step}–{record.last_step}",
         )
         rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)
+    left = len(shapes) - MOST_SHAPES
+    return "\n".join([*rows, "", f"{left:,} more are in shapes.csv"] if left > 0 else rows)

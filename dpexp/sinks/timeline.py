@@ -1,4 +1,6 @@
-"""``timeline.json``: phases and collectives of the first measured steps of all ranks.
+"""``timeline.json``: phases and collectives of the first measured steps.
+
+Of all ranks, or of some of very many (brought.py).
 
 In Chrome's trace format, which Perfetto opens (ui.perfetto.dev, or any other viewer of it).
 """
@@ -22,7 +24,9 @@ def write_timeline(path: Path, ranks: Sequence[RankResult]) -> None:
     begins_s = [step["begin_s"] for rank in ranks for step in (rank.comm or {}).get("timeline", [])]
     if not begins_s:
         return
-    events = [event for rank in ranks for event in _rank_events(rank, min(begins_s))]
+    zero_s = min(begins_s)
+    drawn = [rank for rank in ranks if (rank.comm or {}).get("timeline")]
+    events = [event for rank in drawn for event in _rank_events(rank, zero_s)]
     write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
 
 

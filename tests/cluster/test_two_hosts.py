@@ -99,6 +99,7 @@ def test_two_hosts_make_one_run_that_equals_the_run_of_one(
     assert lab.wait(START_S) == [0, 0]
     on_a, on_b = (each.text() for each in lab.started)
     assert "ddp-n4 on cpu" in on_a
+    assert "clocks: up to 1000 s from rank 0's" in on_a
     assert "ddp-n4 on cpu" not in on_b
 
     (folder,) = tmp_path.glob("outputs/runs/*/*")

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
-import signal
+import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from conftest import TESTS, Cli
 from omegaconf import OmegaConf
-
-from dpexp.stopping import ECHO_S
-
-TOLD = ("model=custom", "model._target_=userlaunched.Told")
-JOBLIB = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-WARNING = "run at the same time"
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    absent = importlib.util.find_spec("hydra_plugins") is None or (
-        importlib.util.find_spec(f"hydra_plugins.{name}") is None
-    )
-    return pytest.mark.skipif(absent, reason=f"needs {name} (the extra launchers)")
-
-
-def results(folder: Path) -> dict[str, dict[str, Any]]:
-    files = sorted(folder.glob("*/run.json"))
-    return {path.parent.name: json.loads(path.read_text()) for path in files}
-
-
-def statuses(folder: Path) -> dict[str, str]:
-    return {name: run["status"] for name, run in results(folder).items()}
+from pluginsweeps import JOBLIB, TOLD, WARNING, needs, results, statuses
 
 
 @needs("hydra_joblib_launcher")
@@ -73,88 +52,6 @@ def test_joblib_runs_cells_side_by_side_with_folders_report_and_status_as_ever(
     assert "Traceback" not in ended.stderr
 
 
-class Stopped:
-    """A sweep under joblib that was given signals when its first two cells had begun.
-
-    Its cells wait for a file "go".
-    """
-
-    def __init__(self, here: Path) -> None:
-        self.sweep, self.scratch = here / "sweep", here / "scratch"
-        self.typed = ("-m", *TOLD, "+model.how=wait", "parallel=ddp", "num_devices=1,2",
-                      "repeats=2", f"hydra.sweep.dir={self.sweep}")  # fmt: skip
-        self.scratch.mkdir()
-        self._shared = {path.name for path in Path("/dev/shm").glob("*loky*")}
-        with (here / "out").open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dpexp", *self.typed, *JOBLIB],
-                cwd=here, stdout=out, stderr=out, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(TESTS), "TMPDIR": str(self.scratch)},
-            )  # fmt: skip
-        deadline = time.monotonic() + 90
-        while len(list(self.sweep.glob("*/steps.rank0.csv"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        self._others = psutil.Process(self.process.pid).children(recursive=True)
-
-    def end(self) -> int:
-        """The exit status, when no process and no shared memory is left."""
-        status = self.process.wait(timeout=60)
-        assert psutil.wait_procs(self._others, timeout=30)[1] == []
-        deadline = time.monotonic() + 10
-        while self._left() and time.monotonic() < deadline:
-            time.sleep(0.1)  # loky's tracker is not a child of the sweep any more
-        assert self._left() == []
-        return status
-
-    def _left(self) -> list[str]:
-        found = [path.name for path in Path("/dev/shm").glob(f"*loky-{self.process.pid}-*")]
-        return [name for name in found if name not in self._shared]
-
-
-@needs("hydra_joblib_launcher")
-def test_a_sweep_that_ctrl_c_stopped_under_joblib_goes_on_under_another_launcher(
-    cli: Cli, tmp_path: Path
-) -> None:
-    stopped = Stopped(tmp_path)
-    os.killpg(stopped.process.pid, signal.SIGINT)  # as a terminal does
-    assert stopped.end() == 130
-    first = statuses(stopped.sweep)
-    assert list(first.values()) == ["interrupted"] * 2
-    assert "interrupted" in (stopped.sweep / "report.md").read_text()
-    assert list(stopped.scratch.glob("pymp-*")) == []  # sockets of the cells' fork servers
-    assert list(stopped.scratch.glob("dpexp-*")) == []
-
-    (tmp_path / "go").touch()
-    ended = cli(*stopped.typed, "resume=last")
-    assert ended.returncode == 0, ended.stderr
-    assert "0 of 4 cells stay as they are, 4 run" in ended.stderr
-    assert list(statuses(stopped.sweep).values()) == ["ok"] * 4
-    assert {path.name for path in (stopped.sweep / "earlier").iterdir()} == {
-        f"{name}-1" for name in first
-    }
-    assert WARNING not in str([run["notes"] for run in results(stopped.sweep).values()])
-    sweep = json.loads((stopped.sweep / "sweep.json").read_text())
-    assert [(cell["status"], cell["repeats"]) for cell in sweep["cells"]] == [("ok", 2)] * 2
-
-
-@needs("hydra_joblib_launcher")
-def test_a_sweep_that_is_killed_takes_joblibs_cells_with_it(tmp_path: Path) -> None:
-    stopped = Stopped(tmp_path)
-    stopped.process.kill()  # and not its group: loky's tracker removes what is left
-    assert stopped.end() == -signal.SIGKILL
-    assert list(statuses(stopped.sweep).values()) == ["interrupted"] * 2
-
-
-@needs("hydra_joblib_launcher")
-def test_a_second_ctrl_c_ends_a_sweep_under_joblib_at_once(tmp_path: Path) -> None:
-    stopped = Stopped(tmp_path)
-    os.killpg(stopped.process.pid, signal.SIGINT)
-    time.sleep(2 * ECHO_S)
-    if stopped.process.poll() is None:
-        os.killpg(stopped.process.pid, signal.SIGINT)
-    assert stopped.end() == 130
-
-
 @needs("hydra_submitit_launcher")
 def test_submitit_waits_for_all_jobs_and_one_that_is_killed_is_a_result(
     cli: Cli, tmp_path: Path
@@ -175,24 +72,94 @@ def test_submitit_waits_for_all_jobs_and_one_that_is_killed_is_a_result(
 
 
 @needs("hydra_ray_launcher")
-def test_ray_runs_cells_and_leaves_nothing_in_the_home_folder(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ray_gives_each_cell_its_cores_and_gpus_and_leaves_nothing_in_the_home_folder(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    """Pretend GPUs: what cells ask for and get is Ray's; the cells run on the CPU."""
     home = tmp_path / "home"
     home.mkdir()
-    ended = cli(
-        "-m", "hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=1", *TOLD,
-        "+model.how=work", "parallel=none,ddp", "num_devices=1", "hydra.sweep.dir=sweep",
-        env={"HOME": str(home)},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    assert statuses(tmp_path / "sweep") == {"0_none_n1": "ok", "1_ddp_n1": "ok"}
-    run = results(tmp_path / "sweep")["1_ddp_n1"]
-    assert WARNING not in ended.stderr  # one core: one cell at a time
-    assert run["environment"]["variables"]["OMP_NUM_THREADS"] == "1"
-    assert any("OMP_NUM_THREADS=1 was set by the launcher (ray)" in n for n in run["notes"])
+    variables = {**os.environ, "PYTHONPATH": str(TESTS), "HOME": str(home)}
+    variables.pop("OMP_NUM_THREADS", None)
+    sweep = tmp_path / "sweep"
+    with subprocess.Popen(
+        [sys.executable, "-m", "dpexp", "-m", "hydra/launcher=ray",
+         "+hydra.launcher.ray.init.num_cpus=3", "+hydra.launcher.ray.init.num_gpus=4", *TOLD,
+         "+model.how=wait", "parallel=ddp", "num_devices=1,2,8", f"hydra.sweep.dir={sweep}"],
+        cwd=tmp_path, env=variables, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 90
+        while len(list(sweep.glob("*/steps.rank0.csv"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)  # the cells wait for the file, so both run now
+        (tmp_path / "go").touch()
+        _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1, errors
+    runs = results(sweep)
+    assert statuses(sweep) == {"0_ddp_n1": "ok", "1_ddp_n2": "ok", "2_ddp_n8": "failed"}
+    one, two, eight = runs.values()
+    devices = [run["environment"]["variables"]["CUDA_VISIBLE_DEVICES"] for run in (one, two)]
+    assert sorted(map(len, (own := [set(each.split(",")) for each in devices]))) == [1, 2]
+    assert not own[0] & own[1]
+    assert [run["threads_per_process"] for run in (one, two)] == [1, 1]
+    asked = OmegaConf.load(sweep / "1_ddp_n2/.hydra/hydra.yaml").hydra.launcher.ray.remote
+    assert (asked.num_cpus, asked.num_gpus) == (2, 2)
+    assert eight["error"]["kind"] == "config"
+    assert "no machine of the cluster has num_gpus=8; the most is 4" in eight["error"]["message"]
+    assert "OMP_NUM_THREADS=1: as many threads per process" in str(two["notes"])
+    assert WARNING in str(two["notes"])  # it has left a core
     assert not (home / ".ray").exists()
+
+
+@needs("hydra_ray_launcher")
+def test_ray_cells_run_on_a_cluster_that_is_there_and_goes_on(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands of docs/clusters.md, with another port."""
+    page = (TESTS.parent / "docs/clusters.md").read_text("utf-8").split("\n## Ray\n")[1]
+    _, start, sweep, _ = page.split("```bash\n")[2].split("```")[0].splitlines()
+    for name, value in (
+        ("RAY_AUTH_MODE", "token"),
+        ("RAY_AUTH_TOKEN", "ab" * 32),
+        ("RAY_USAGE_STATS_ENABLED", "0"),
+        ("PYTHONPATH", str(TESTS)),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    scratch = tempfile.mkdtemp(prefix="r-")  # paths of sockets must be short
+    cluster = subprocess.Popen(
+        [str(Path(sys.executable).with_name("ray")), *start.replace("6379", str(port)).split()[1:],
+         "--block", "--num-cpus=2", "--num-gpus=0", f"--temp-dir={scratch}"],
+        cwd=elsewhere, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not list(Path(scratch).glob("session_latest/sockets/raylet*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        ended = cli(
+            *sweep.replace("6379", str(port)).split()[3:], "hydra.sweep.dir=sweep",
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        assert cluster.poll() is None
+    finally:
+        family = psutil.Process(cluster.pid).children(recursive=True)
+        cluster.terminate()
+        cluster.wait(60)
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=10)
+        shutil.rmtree(scratch, ignore_errors=True)
+    one, two = results(tmp_path / "sweep").values()
+    assert [run["threads_per_process"] for run in (one, two)] == [1, 1]
+    if os.cpu_count() == 2:
+        assert WARNING in str(one["notes"])
+        assert WARNING not in str(two["notes"])  # it had the machine for itself
+    assert list(elsewhere.iterdir()) == []
 
 
 @needs("hydra_optuna_sweeper")

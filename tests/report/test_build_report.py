@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.report.build import build
 from dpexp.report.numbers import ranged
-from dpexp.report.reading import read_cells
+from dpexp.report.reading import read_sources
 
 OVERRIDES = ["parallel=none,ddp", "num_devices=1,2", "model.widths=[8, 2]"]
 
@@ -63,7 +63,7 @@ def scaling_run(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_cells_are_read_in_the_order_of_the_sweep_also_beyond_nine(tmp_path: Path) -> None:
     sweep_of(tmp_path, *[at_rate("dp", 1, 1.0)] * 12)
-    assert list(read_cells(tmp_path)) == [f"{number}_dp_n1" for number in range(12)]
+    assert list(read_sources([tmp_path])[0].runs) == [f"{number}_dp_n1" for number in range(12)]
 
 
 def test_sweep_json_has_schema_command_status_environment_and_cells(sweep: Path) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import make_run_result
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from dpexp.records import ErrorRecord, RunResult
+from dpexp.report.build import build
 from dpexp.report.content import Content, Failure, MemoryPoint, ShapeRow, content_of
 from dpexp.report.reading import read_sources, repeating
+from dpexp.report.tables import show
+from dpexp.sweep_folder import write_record
 
 MACHINE = {"start": {}, "end": {}, "warnings": []}
 
@@ -65,13 +71,47 @@ def test_what_cannot_be_read_is_told_and_the_others_are_reported(tmp_path: Path)
     (tmp_path / "11_j_n1/.hydra").mkdir(parents=True)
     found = content_of([tmp_path])
     assert [cell.folder for cell in found.cells] == ["0_none_n1", "1_ddp_n2"]
-    assert {each.status for each in found.failures} == {"unreadable"}
+    ends = {each.folder.partition("_")[0]: each.status for each in found.failures}
+    assert [number for number, end in ends.items() if end != "unreadable"] == ["11"]
+    assert ends["11"] == "cut off"
     why = {each.folder.partition("_")[0]: each.message for each in found.failures}
-    assert list(why) == [str(number) for number in range(2, 14)]
+    assert sorted(map(int, why)) == list(range(2, 14))
     assert "schema 99" in why["5"] and "timing is 5, not a set of keys" in why["6"]
-    assert "'fine'" in why["7"] and "the run did not come to its end" in why["11"]
-    assert found.status == "failed"
-    assert "12 results cannot be read" in found.answers
+    assert "'fine'" in why["7"] and why["11"].startswith("there is no run.json")
+    assert found.status == "interrupted"
+    assert "11 results cannot be read" in found.answers
+    assert "the sweep is not done: 1 run was cut off" in found.answers
+    assert found.resume == ""  # nothing here says what it was
+
+
+def test_of_a_sweep_whose_command_was_killed_it_says_what_is_open_and_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path / "it's one", at("none", 1, 100.0), at("ddp", 2, 150.0))
+    (folder / "2_dp_n2").mkdir()
+    (folder / "2_dp_n2/steps.rank0.csv").write_text("step,step_s\n0,0.1\n1,0.1\n2,0.")
+    hydra: dict[str, Any] = {"overrides": {"task": ["parallel=none,ddp,dp", "+note='a b'"]}}
+    hydra["runtime"] = {"cwd": str(tmp_path)}
+    write_record(folder, OmegaConf.create({"hydra": hydra}), 4)
+    found = content_of([folder])
+    assert (found.status, [each.status for each in found.failures]) == ("interrupted", ["cut off"])
+    assert found.failures[0].message.endswith("; 2 steps of rank 0 can be read")
+    assert "the sweep is not done: 1 run was cut off, 1 run has not begun" in found.answers
+    assert shlex.split(found.resume) == [
+        "python", "-m", "dpexp", "-m", "parallel=none,ddp,dp", "+note='a b'",
+        "resume='it\\'s one'",
+    ]  # fmt: skip
+    value: Any = OverridesParser.create().parse_override(shlex.split(found.resume)[-1]).value()
+    assert str(value) == "it's one"
+    report = build(folder)
+    shown = {
+        name: (folder / name).read_text(encoding="utf-8") for name in ("report.md", "sweep.json")
+    }
+    assert f"## Go on\n\n    {found.resume}" in shown["report.md"]
+    assert json.loads(shown["sweep.json"])["resume"] == found.resume
+    assert "What goes on with what is not done" in (folder / "report.html").read_text("utf-8")
+    show(report.content, folder)
+    assert f"to go on: {found.resume}" in capsys.readouterr().out
 
 
 def test_a_fault_of_the_report_is_not_blamed_on_a_result(

@@ -14,7 +14,7 @@ from benchmarks.cells import GRID, write_sweep
 from dpexp.records import read_run
 from dpexp.report.build import build
 from dpexp.report.content import content_of
-from dpexp.report.reading import read_cells
+from dpexp.report.reading import read_sources
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_large_report_is_cut_where_people_read_and_whole_where_programs_do(
 
 def test_what_many_cells_share_is_held_once(tmp_path: Path, real: dict[str, Any]) -> None:
     write_sweep(tmp_path, real, 2 * len(GRID))
-    runs = list(read_cells(tmp_path).values())
+    runs = list(read_sources([tmp_path])[0].runs.values())
     assert len({id(run["environment"]) for run in runs}) == 1
     assert len({id(run["config"]["dataset"]) for run in runs}) == 1
     assert all("compute" not in run and "energy" not in run for run in runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpexp.report.colors import INK
-from dpexp.report.markup import inline_svg, shortened, visible, without_addresses
+from dpexp.report.markup import inline_svg, shortened, without_addresses
 
 DRAWN = f"""<?xml version="1.0"?>
 <svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"
@@ -13,10 +13,6 @@ DRAWN = f"""<?xml version="1.0"?>
  <use xlink:href="#mark" x="1.23456" clip-path="url(#mark)"/>
  <text style="font-size: 9px; font-family: 'A', b; fill: {INK.light}">{INK.light} &lt;</text>
 </svg>"""
-
-
-def test_control_characters_and_marks_of_direction_are_spelled_out() -> None:
-    assert visible("a\x00b\x1b[0m\u202ec\ud800\n\td") == "a\\u0000b\\u001b[0m\\u202ec\\ud800\n\td"
 
 
 def test_a_long_name_keeps_both_ends_on_one_line() -> None:

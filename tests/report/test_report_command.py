@@ -61,7 +61,7 @@ def test_sweep_json_has_answers_warnings_and_failures_too(sweep: Path) -> None:
     assert main([str(sweep)]) == 0
     data: dict[str, Any] = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))
     assert list(data) == ["schema", "command", "status", "environment", "cells", "answers",
-                          "warnings", "failures"]  # fmt: skip
+                          "warnings", "failures", "resume"]  # fmt: skip
     assert data["command"] == "python -m dpexp -m 'parallel=none,ddp'" or data["command"] == (
         "python -m dpexp -m parallel=none,ddp"
     )

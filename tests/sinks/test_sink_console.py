@@ -62,8 +62,8 @@ def test_long_work_is_a_line_now_and_then_on_stderr(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
-        "ddp-n2: step 5/40, 30 samples/s lately, 35 s left",
-        "ddp-n2: step 10/40, 30 samples/s lately, 30 s left",
+        "ddp-n2: step 5/40, 30 samples/s lately, 30 so far, 35 s left",
+        "ddp-n2: step 10/40, 30 samples/s lately, 30 so far, 30 s left",
     ]
 
 
@@ -79,8 +79,8 @@ def test_the_rate_is_that_of_the_last_seconds_and_says_so(
     sink.write([make_record(0, global_rows=30)])
     sink.close()
     assert capsys.readouterr().err.splitlines() == [
-        "none-n1: step 5/40, 30 samples/s lately, 35 s left",
-        "none-n1: step 6/40, 6 samples/s lately, 57 s left",  # as a whole 18 samples/s
+        "none-n1: step 5/40, 30 samples/s lately, 30 so far, 35 s left",
+        "none-n1: step 6/40, 6 samples/s lately, 18 so far, 57 s left",
     ]
 
 
@@ -92,7 +92,7 @@ def test_where_the_number_of_steps_is_not_known_no_end_is_promised(
     at(6.0)
     sink.write([make_record(step, global_rows=30) for step in range(4)])
     sink.close()
-    assert capsys.readouterr().err == "ddp-n2: step 4, 20 samples/s lately\n"
+    assert capsys.readouterr().err == "ddp-n2: step 4, 20 samples/s lately, 20 so far\n"
 
 
 @pytest.mark.usefixtures("terminal")
@@ -105,7 +105,7 @@ def test_a_bar_shows_what_is_done_where_the_number_of_steps_is_not_known(
     sink.close()
     shown = capsys.readouterr().err
     assert "4/?" in shown
-    assert "60 samples/s lately" in shown
+    assert "60 samples/s lately, 60 so far" in shown
 
 
 @pytest.mark.usefixtures("terminal")
@@ -119,7 +119,7 @@ def test_on_a_terminal_it_is_a_bar_with_label_count_and_rate(
     shown = capsys.readouterr().err
     assert "dp-n3" in shown
     assert "4/8" in shown
-    assert "60 samples/s lately" in shown
+    assert "60 samples/s lately, 60 so far" in shown
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
 
 

@@ -7,9 +7,16 @@ import math
 from pathlib import Path
 
 import pytest
-from builders import make_record, make_shape
+from builders import make_plan_for, make_record, make_shape
 
-from dpexp.sinks import CsvSink, write_shapes
+from dpexp.sinks import (
+    CsvSink,
+    HostCsvSink,
+    read_steps,
+    step_table,
+    steps_of,
+    write_shapes,
+)
 
 COLUMNS = [
     "step",
@@ -214,3 +221,58 @@ def test_without_shapes_only_the_head_is_written(tmp_path: Path) -> None:
     write_shapes(tmp_path / "shapes.csv", [])
     assert rows_of(tmp_path / "shapes.csv") == []
     assert (tmp_path / "shapes.csv").read_text().startswith("module,replica,")
+
+
+def test_the_ranks_of_a_host_share_a_table_with_the_rank_in_front(tmp_path: Path) -> None:
+    path = tmp_path / "steps.host3.csv"
+    sinks = {rank: HostCsvSink(path, rank) for rank in (24, 25)}
+    ranks = {rank: [make_record(step, rows=rank, replica_rows=()) for step in range(3)]
+             for rank in sinks}  # fmt: skip
+    sinks[24].write(ranks[24][:2])
+    sinks[25].write(ranks[25])
+    sinks[24].write(ranks[24][2:])
+    for sink in sinks.values():
+        sink.close()
+    assert path.read_text().splitlines()[0] == ",".join(["rank", *COLUMNS])
+    assert [row["rank"] for row in rows_of(path)] == ["24", "24", "25", "25", "25", "24"]
+    assert list(steps_of(tmp_path, 24)) == ranks[24]
+    assert list(steps_of(tmp_path, 25)) == ranks[25]
+    assert len(list(read_steps(path))) == 6
+
+
+def test_the_steps_of_a_rank_come_from_whichever_table_has_them(tmp_path: Path) -> None:
+    for host in range(3):
+        for rank in (2 * host, 2 * host + 1):
+            sink = HostCsvSink(tmp_path / f"steps.host{host}.csv", rank)
+            sink.write([make_record(rank, replica_rows=())])
+            sink.close()
+    assert [record.step for record in steps_of(tmp_path, 4)] == [4]
+    assert list(steps_of(tmp_path, 6)) == []
+    own = CsvSink(tmp_path / "steps.rank4.csv", 1)
+    own.write([make_record(9)])
+    own.close()
+    assert [record.step for record in steps_of(tmp_path, 4)] == [9]
+
+
+def test_a_row_of_a_shared_table_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
+    """On a file system without locks nobody takes it away (files.py)."""
+    path = tmp_path / "steps.host0.csv"
+    sink = HostCsvSink(path, 0)
+    sink.write([make_record(0, replica_rows=())])
+    whole = path.read_text()
+    path.write_text(whole + "1,1,0,0,3" + whole.splitlines(keepends=True)[1] + "0,2,0")
+    sink.close()
+    assert [record.step for record in read_steps(path)] == [0]
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(64, "steps.rank5.csv"), (65, "steps.host2.csv")])
+def test_up_to_64_ranks_each_has_a_table_and_more_have_one_per_host(
+    ranks: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = {"RANK": "5", "LOCAL_RANK": "1", "GROUP_RANK": "2", "WORLD_SIZE": str(ranks)}
+    told = {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    with monkeypatch.context() as patch:
+        for variable, value in {**launched, **told}.items():
+            patch.setenv(variable, value)
+        step_table(tmp_path, make_plan_for("ddp", ranks, batch_size=ranks), 5).close()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
