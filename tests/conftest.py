@@ -16,12 +16,19 @@ import pytest
 from beside import MODULES as BESIDE
 from browserfixtures import browser, open_page, page, picture  # noqa: F401  # fixtures
 from fakeevents import Event
+from hypothesis import HealthCheck, settings
 from signalled import start  # noqa: F401  # a fixture
 
 from dpexp import server
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+
+# The same examples each time, and no verdict on how fast the machine is.
+settings.register_profile(
+    "dpexp", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("dpexp")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

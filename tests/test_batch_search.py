@@ -152,7 +152,7 @@ def test_a_failure_that_is_not_of_memory_ends_the_search(cli: Cli, tmp_path: Pat
 
 def test_each_cell_of_a_sweep_searches_for_itself(cli: Cli, tmp_path: Path) -> None:
     ended = cli(
-        "-m", *HUNGRY, "++model.mib_per_row=256", "parallel=none,dp", "num_devices=1,2",
+        "-m", *HUNGRY, "++model.mib_per_row=64", "parallel=none,dp", "num_devices=1,2",
         "task=train", "process_memory_mib=1000",
         f"hydra.sweep.dir={tmp_path / 'sweep'}",
     )  # fmt: skip

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpexp.schedule import EpochOrders, Schedule, chunk_of, chunk_sizes
-
-# The same examples each time, and no verdict on how fast the machine is.
-settings.register_profile(
-    "dpexp", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("dpexp")
 
 
 def make_schedule(

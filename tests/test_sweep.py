@@ -38,7 +38,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
         env={**os.environ, "PYTHONPATH": str(TESTS), "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=170,
         check=False,
     )
     (folder,) = work.glob("outputs/sweeps/*/*")
@@ -285,7 +285,7 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=170,
         check=False,
     )
     (folder,) = work.glob("outputs/sweeps/*/*")
