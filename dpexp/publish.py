@@ -74,7 +74,7 @@ def finished(folder: Path) -> FinishedRun:
     """
     result = run_result_from(read_run(folder / "run.json"))
     sweep = folder.parent if (folder.parent / "multirun.yaml").is_file() else None
-    written = next(folder.glob(STEP_TABLES), folder / "run.json")
+    written = min(folder.glob(STEP_TABLES), default=folder / "run.json")  # the first rank's
     total_s = sum(record.step_s for record in steps_of(folder))
     return FinishedRun(folder, result, sweep, written.stat().st_mtime - total_s)
 

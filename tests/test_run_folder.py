@@ -61,7 +61,7 @@ KEYS = {
 OWN_KEYS = {
     "timing_rank", "model", "ranks", "notes", "metric", "batch_search", "repeat", "uncertainty",
     "comm", "stragglers", "parity", "compute", "energy", "machine", "injected", "config_hash",
-    "pinned", "claimed_devices",
+    "pinned", "claimed_devices", "checkpoint", "restarts", "hosts",
 }  # fmt: skip
 
 
