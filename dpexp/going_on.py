@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from dpexp import checkpoint
@@ -10,6 +9,7 @@ from dpexp.cell import announce
 from dpexp.checkpoint import Checkpoint
 from dpexp.compose import RUNS
 from dpexp.config import to_plain
+from dpexp.console import say
 from dpexp.errors import ConfigError
 from dpexp.orphans import wait_for_orphans
 from dpexp.resuming import refuse_other_run
@@ -67,10 +67,9 @@ def tell_how_to_go_on(run: Path) -> None:
     """Say that a run which has failed has a checkpoint, if it has."""
     saved = checkpoint.newest(run)
     if saved is not None:
-        print(
+        say(
             f"its state after {saved.step} steps is saved: the same command with resume={run} "
-            "goes on from there",
-            file=sys.stderr,
+            "goes on from there"
         )
 
 

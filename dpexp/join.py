@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import secrets
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from dpexp import env, hosts, rank, rounds
 from dpexp.comm import Comm, connect
 from dpexp.compose import RUNS, discard
 from dpexp.config import to_plain
-from dpexp.console import show_failure
+from dpexp.console import say, show_failure
 from dpexp.errors import ConfigError
 from dpexp.failures import LATE_PEER, LOST_PEER
 from dpexp.files import claim
@@ -116,7 +115,8 @@ class _Part:
         if len(found) > 1:
             own = next(i for i, each in enumerate(found) if outer.rank in each["ranks"])
             sees = torch.zeros(len(found))
-            sees[own] = float(shared)
+            # The first rank of a host says it: others may look when that one has written already.
+            sees[own] = float(shared and outer.local_rank == 0)
             notes += _apart(found, comm.highest(sees).tolist())
             _refuse_checkpoints_apart(plan.config, found)
         self._job = replace(self._job, plan=replace(plan, notes=tuple(notes)))
@@ -141,7 +141,7 @@ class _Part:
         job = self._job
         if self._refused is not None:  # nothing was run: there is nothing to record
             if self._outer.local_rank == 0:
-                print(f"dpexp: {self._refused}", file=sys.stderr)
+                say(f"dpexp: {self._refused}")
                 discard(job.folder)
             return
         if error.phase == "set-up" and error.type in (LATE_PEER, LOST_PEER, "DistNetworkError"):

@@ -102,6 +102,14 @@ def test_a_checkpoint_with_a_file_too_few_or_too_short_is_none(tmp_path: Path) -
     assert newest(tmp_path / "nowhere") is None
 
 
+def test_what_is_told_of_a_lost_rank_does_not_drive_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = ErrorRecord("crash", "Error", "user said \x1b[2J.", rank=1)
+    assert attempts(tmp_path, 1, [0.0]).again(make_run_result(status="failed", error=error))
+    assert "user said \\u001b[2J; all ranks start again" in capsys.readouterr().err
+
+
 def test_where_nothing_can_be_put_aside_the_run_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
