@@ -52,10 +52,10 @@ def take_over(run: Path) -> SweepLock:
     held = lock(run, "resume")
     try:
         wait_for_orphans(run, in_cells=False)
-    except ConfigError:
+        kept = checkpoint.put_aside(run, also=(".hydra",))
+    except BaseException:
         held.release()
         raise
-    kept = checkpoint.put_aside(run, also=(".hydra",))
     found = checkpoint.newest(run)
     step = 0 if found is None else found.step
     aside = "" if kept is None else f"; what it had written so far is in {kept}"

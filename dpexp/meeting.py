@@ -70,7 +70,11 @@ def reach_store(outer: OuterLauncher, timeout_s: float, interface: str | None = 
 
 def _listener(address: str, port: int) -> socket.socket | None:
     """A socket that listens there; None if the address is not this host's, as behind a router."""
-    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RuntimeError(f"{address} is the address of no host: {error.strerror}") from error
+    family, kind, protocol, _, where = found[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, Store
 
 from dpexp.env import OuterLauncher
-from dpexp.meeting import Meeting, meet, round_store
+from dpexp.meeting import Meeting, meet, reach_store, round_store
 
 LONG_S = 30.0
 
@@ -57,6 +58,15 @@ def test_a_round_has_a_part_of_the_store_for_itself() -> None:
     store = HashStore()
     round_store(store, "one").set("address", "of a dead rank")
     assert not round_store(store, "two").check(["address"])
+
+
+def test_an_address_of_no_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_args: Any, **_more: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(RuntimeError, match=r"127\.0\.0\.1 is the address of no host: Name"):
+        reach_store(outer(0, 2), 1.0)
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
