@@ -28,6 +28,7 @@ from dpexp.timing import now_s
 
 # Between two looks of a rank that waits for its answer: soon, then seldom, for the store's sake.
 FIRST_LOOK_S, LAST_LOOK_S = 0.005, 0.2
+HEARD_S = 5.0  # some times LAST_LOOK_S, on a busy machine too
 _PREFIX = "dpexp"
 
 
@@ -130,6 +131,8 @@ def _lead(
     answer = answered(token, said)
     told = {"nonces": [word["nonce"] for word in words], "said": said, "answer": answer}
     store.set(f"{about}/{token}/answer", json.dumps(told))
+    if not outer.agents_store:  # it ends with this process, which the answer may end
+        _heard(store, f"{about}/{token}/heard", outer.world_size - 1)
     return Meeting(token, tuple(said), answer)
 
 
@@ -145,10 +148,18 @@ def _follow(store: Store, outer: OuterLauncher, about: str, mine: str, timeout_s
         if token and store.check([f"{about}/{token}/answer"]):
             told = json.loads(store.get(f"{about}/{token}/answer"))
             if told["nonces"][outer.rank : outer.rank + 1] == [nonce]:
+                store.add(f"{about}/{token}/heard", 1)
                 return Meeting(token, tuple(told["said"]), told["answer"])
         time.sleep(look_s)
         look_s = min(2 * look_s, LAST_LOOK_S)
     raise RuntimeError(f"Timed out waiting {timeout_s:g} s for rank 0, or for a rank it waits for")
+
+
+def _heard(store: Store, counter: str, ranks: int) -> None:
+    """Wait until so many ranks have the answer; those that are gone by now not for ever."""
+    deadline_s = now_s() + HEARD_S
+    while store.add(counter, 0) < ranks and now_s() < deadline_s:
+        time.sleep(FIRST_LOOK_S)
 
 
 def _await(store: Store, keys: Sequence[str], timeout_s: float) -> None:

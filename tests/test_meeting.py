@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -58,6 +59,21 @@ def test_a_round_has_a_part_of_the_store_for_itself() -> None:
     store = HashStore()
     round_store(store, "one").set("address", "of a dead rank")
     assert not round_store(store, "two").check(["address"])
+
+
+def test_rank_0_stays_with_its_store_until_all_have_its_answer() -> None:
+    """Its process may end right after: all are refused, say."""
+    store = HashStore()
+    with ThreadPoolExecutor(1) as pool:
+        leader = pool.submit(go, store, 0, 2, 1)
+        while not store.check(["dpexp/run/leader"]):
+            time.sleep(0.01)
+        token = store.get("dpexp/run/leader").decode()
+        store.set(f"dpexp/run/{token}/1", '{"nonce": "n", "said": {"value": 2}}')
+        with pytest.raises(TimeoutError):
+            leader.result(timeout=0.3)
+        store.add(f"dpexp/run/{token}/heard", 1)
+        assert leader.result(timeout=LONG_S).answer["sum"] == 3
 
 
 def test_an_address_of_no_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
