@@ -104,7 +104,8 @@ class _Part:
             raise self._refused
         found = hosts.hosts_of(everyone)
         if store is not None:
-            self._witness = Witness(store, outer.rank, found)
+            holder = None if outer.agents_store else 0
+            self._witness = Witness(store, outer.rank, found, holder)
         self._earlier = answer["earlier"]
         self._job = replace(job, hosts=tuple(found))
         shared = rounds.is_current(job.folder, self._token)
@@ -132,6 +133,8 @@ class _Part:
         """On each host, by one of its ranks, before there is a group."""
         if not shared:  # a folder of this host's own, below the same path
             rounds.begin(self._job.folder, _agents(said), self._token)
+        if env.ranks_are_slurms():  # srun starts no further round
+            return
         agent, base = rounds.own_agent(), Path(RUNS).absolute()
         if agent is not None and base in self._job.folder.parents:
             rounds.remember(agent, base, self._job.folder)
