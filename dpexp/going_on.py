@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from dpexp import checkpoint
+from dpexp import checkpoint, env
 from dpexp.cell import announce
 from dpexp.checkpoint import Checkpoint
 from dpexp.compose import RUNS
@@ -51,7 +52,9 @@ def take_over(run: Path) -> SweepLock:
     """
     held = lock(run, "resume")
     try:
-        wait_for_orphans(run, in_cells=False)
+        # A rank that was started sooner than this one may write its log already.
+        parent = None if env.outer_launcher() is None else os.getppid()
+        wait_for_orphans(run, in_cells=False, parent=parent)
         kept = checkpoint.put_aside(run, also=(".hydra",))
     except BaseException:
         held.release()
