@@ -23,7 +23,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from dpexp.env import OuterLauncher
-from dpexp.network import address_of
+from dpexp.errors import ConfigError
+from dpexp.network import address_of, addresses, loopback_interface
 from dpexp.timing import now_s
 
 # Between two looks of a rank that waits for its answer: soon, then seldom, for the store's sake.
@@ -49,11 +50,11 @@ def reach_store(outer: OuterLauncher, timeout_s: float, interface: str | None = 
     agent's store listens as torch has it.
 
     Raises:
-        ConfigError: rank 0 has no such interface.
+        ConfigError: rank 0 has no such interface, or the others look for it at another one.
         RuntimeError: it does not answer within `timeout_s`, or cannot listen there.
     """
     if outer.rank == 0 and not outer.agents_store:
-        address = outer.master_addr if interface is None else address_of(interface)
+        address = outer.master_addr if interface is None else _own_end(outer, interface)
         listener = _listener(address, outer.master_port)
         if listener is not None:
             return TCPStore(
@@ -67,6 +68,34 @@ def reach_store(outer: OuterLauncher, timeout_s: float, interface: str | None = 
     made = rendezvous("env://", outer.rank, outer.world_size, timeout=timedelta(seconds=timeout_s))
     store: Store = next(made)[0]
     return store
+
+
+def _own_end(outer: OuterLauncher, interface: str) -> str:
+    """The address of `interface`, if that is where the others look for rank 0.
+
+    A name that leads to loopback here leads elsewhere on their hosts.
+
+    Raises:
+        ConfigError: there is no such interface, or they look at another one of this host.
+    """
+    address = address_of(interface)
+    others = {
+        own for name, own in addresses().items() if name not in (interface, loopback_interface())
+    }
+    try:
+        found = socket.getaddrinfo(outer.master_addr, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return address  # they may know the name
+    theirs = {str(where[0]) for *_, where in found}
+    if address not in theirs and theirs & others:
+        raise ConfigError(
+            "parallel.interface",
+            interface,
+            f"rank 0 would listen at {address}, and the other ranks look for it at "
+            f"{outer.master_addr} ({', '.join(sorted(theirs & others))}), another interface",
+            fix=f"MASTER_ADDR={address}",
+        )
+    return address
 
 
 def _listener(address: str, port: int) -> socket.socket | None:

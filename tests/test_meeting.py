@@ -6,12 +6,15 @@ import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore, Store
 
+from dpexp import meeting
 from dpexp.env import OuterLauncher
+from dpexp.errors import ConfigError
 from dpexp.meeting import Meeting, meet, reach_store, round_store
 
 LONG_S = 30.0
@@ -74,6 +77,21 @@ def test_rank_0_stays_with_its_store_until_all_have_its_answer() -> None:
             leader.result(timeout=0.3)
         store.add(f"dpexp/run/{token}/heard", 1)
         assert leader.result(timeout=LONG_S).answer["sum"] == 3
+
+
+def test_rank_0_is_where_the_others_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"eth0": "10.0.0.1", "ib0": "10.1.0.1", "lo": "127.0.0.1"}
+    monkeypatch.setattr(meeting, "addresses", lambda: known)
+    monkeypatch.setattr(meeting, "address_of", known.__getitem__)
+    monkeypatch.setattr(meeting, "loopback_interface", lambda: "lo")
+
+    def end(master: str) -> str:
+        return meeting._own_end(replace(outer(0, 2), master_addr=master), "ib0")
+
+    assert {end(master) for master in ("10.1.0.1", "127.0.0.1", "10.9.0.9")} == {"10.1.0.1"}
+    with pytest.raises(ConfigError, match=r"other ranks look for it at 10\.0\.0\.1") as refused:
+        end("10.0.0.1")
+    assert refused.value.fix == "MASTER_ADDR=10.1.0.1"
 
 
 def test_an_address_of_no_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
