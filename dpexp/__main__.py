@@ -57,8 +57,7 @@ def run_job(composed: DictConfig) -> float | None:
         with _imports_kept() if in_sweep else nullcontext():
             result = _told(run, folder, in_sweep=in_sweep)
     except ConfigError as error:
-        if config.resume is None:
-            compose.discard(folder)
+        compose.discard(folder)
         console.refuse(error)
     except InterruptedRunError as stop:
         console.say(f"{stop.result.label}: {stop}; its steps so far are in {folder}")

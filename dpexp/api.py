@@ -225,8 +225,7 @@ def _run(composed: DictConfig, overrides: Sequence[str], folder: Path, *, in_swe
     try:
         result = _result(composed, folder, in_sweep)
     except ConfigError:
-        if composed.resume is None or in_sweep:
-            compose.discard(folder)
+        compose.discard(folder)
         raise
     except InterruptedRunError as stop:
         raise Stop(stop.signum) from stop

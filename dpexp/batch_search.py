@@ -8,13 +8,13 @@ through. Nothing of it is timed.
 from __future__ import annotations
 
 import csv
-import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from dpexp import env
+from dpexp.console import say
 from dpexp.errors import ConfigError
 from dpexp.launch import launch
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
@@ -153,7 +153,7 @@ class _Search:
             verdict = "fits" if tried.fits else f"does not fit: {tried.reason}"
             if tried.fits and tried.rows_in_dataset is not None:
                 verdict = f"holds all {tried.rows_in_dataset} rows of the dataset, and fits"
-            print(f"{self._label}: batch_size=auto: {size} {verdict}{peak}", file=sys.stderr)
+            say(f"{self._label}: batch_size=auto: {size} {verdict}{peak}")
         return tried
 
     def _run(self, size: int) -> Try:

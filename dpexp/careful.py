@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -143,7 +142,7 @@ class CarefulLauncher(Launcher):
         for folder in self._unfinished():
             record_lost(folder, "interrupted", "the sweep was stopped")
         stop = Stop(signum)
-        print(f"dpexp: {stop}", file=sys.stderr)
+        console.say(f"dpexp: {stop}")
         return stop
 
     def _after_failure(
@@ -237,7 +236,7 @@ class CarefulLauncher(Launcher):
             try:
                 self._jobs.cancel(at_once=at_once)
             except slurm.NoAnswerError as error:
-                print(f"dpexp: jobs of this sweep may go on: {error}", file=sys.stderr)
+                console.say(f"dpexp: jobs of this sweep may go on: {error}")
         known = {*self._seen, *self._processes()}
         found = [child for child in known if not _ends_by_itself(child)]
         for process in found:

@@ -115,8 +115,12 @@ def attempts_before(run: Path) -> int:
 
 
 def _by_age(run: Path) -> Iterator[Path]:
-    """Newest first: the one with the most steps."""
-    found = [path for path in folder_of(run).glob("step-*") if _NAME.fullmatch(path.name)]
+    """Newest first: the one with the most steps.
+
+    Not what only has such a name: the folder may be one that the user has named.
+    """
+    named = [path for path in folder_of(run).glob("step-*") if _NAME.fullmatch(path.name)]
+    found = [path for path in named if (path / STATE).is_file()]
     return iter(sorted(found, key=_step, reverse=True))
 
 

@@ -20,7 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
-from dpexp import env, repeating, searching
+from dpexp import checkpoint, env, repeating, rounds, searching
 from dpexp.builtin import GROUPS
 from dpexp.composing import SweepLoader
 from dpexp.errors import NO_VALUE, ConfigError
@@ -31,12 +31,13 @@ from dpexp.schema import NESTED, OPTIONS, Config, StrategyName
 
 RUNS = "outputs/runs"
 SWEEPS = "outputs/sweeps"
-# One per process: two processes started in the same second still get two folders.
 # A choice that cannot be the name of an option, alone or in a sweep's list.
 _NO_NAME = re.compile(r"(^|,)\s*(null|true|false|-?[0-9.]+|[\[{].*)?\s*(,|$)")
 # `sinks` may have several, in brackets.
 _NO_NAMES = re.compile(r"(^|,)\s*(null|true|false|-?[0-9.]+|\[\s*\]|\{.*)?\s*(,|$)")
+# One per process: two processes started in the same second still get two folders.
 _RUN_ID = secrets.token_hex(3)
+_OF_EARLIER_STARTS = (checkpoint.FOLDER, checkpoint.EARLIER, rounds.RECORD)
 
 
 def register() -> None:
@@ -99,8 +100,11 @@ def fresh_folder(base: str) -> Path:
 def discard(folder: Path) -> None:
     """Remove what a run or sweep that was refused has put into its folder, and nothing else.
 
-    Also the folders above it, where they are dpexp's own and now empty.
+    Also the folders above it, where they are dpexp's own and now empty. Nothing, where an earlier
+    start of the run has left something: what is there may be of that one.
     """
+    if any((folder / name).exists() for name in _OF_EARLIER_STARTS):
+        return
     for name in (".hydra", ".submitit"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for pattern in (

@@ -83,8 +83,7 @@ def outer_launcher() -> OuterLauncher | None:
         run_id=os.environ["TORCHELASTIC_RUN_ID"],
         master_addr=os.environ["MASTER_ADDR"],
         master_port=int(os.environ["MASTER_PORT"]),
-        # Tasks of srun that are ranks by themselves have no agent that sets the first one.
-        host=int(os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or 0),
+        host=int(os.environ.get("GROUP_RANK") or 0),
         agents_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
@@ -136,9 +135,13 @@ def socket_interfaces() -> dict[str, str]:
 
 def fill_in(variables: dict[str, str]) -> None:
     """Set variables of this process; what the user has set stands."""
-    for name, value in variables.items():
-        if not os.environ.get(name):
-            os.environ[name] = value
+    os.environ.update(filled_in(variables))
+
+
+def filled_in(variables: dict[str, str]) -> dict[str, str]:
+    """A snapshot with `variables` in it, where the user has not set them; empty is not set."""
+    lacking = {name: value for name, value in variables.items() if not os.environ.get(name)}
+    return snapshot() | lacking
 
 
 def take_over_hydra_errors() -> None:

@@ -17,6 +17,7 @@ class Step:
     step_id: int
     rank: int
     local_rank: int
+    node: int  # its number, among those of the step
     world_size: int
     local_world_size: int
     nodes: str  # in Slurm's form
@@ -39,6 +40,7 @@ def step() -> Step | None:
         step_id=step_id,
         rank=rank,
         local_rank=local_rank,
+        node=node,
         world_size=int(world_size),
         local_world_size=_tasks_per_node(counts)[node],
         nodes=nodes,
@@ -87,6 +89,7 @@ def take_rank(place: Step, address: Callable[[], str], port: int) -> env.OuterLa
                 env.FROM_SLURM: "1",
                 "RANK": str(place.rank),
                 "LOCAL_RANK": str(place.local_rank),
+                "GROUP_RANK": str(place.node),
                 "WORLD_SIZE": str(place.world_size),
                 "LOCAL_WORLD_SIZE": str(place.local_world_size),
                 "TORCHELASTIC_RUN_ID": f"slurm-{place.job_id}.{place.step_id}",

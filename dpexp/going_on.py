@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 
-from dpexp import checkpoint
+from dpexp import checkpoint, env
 from dpexp.cell import announce
 from dpexp.checkpoint import Checkpoint
 from dpexp.compose import RUNS
 from dpexp.config import to_plain
+from dpexp.console import say
 from dpexp.errors import ConfigError
 from dpexp.orphans import wait_for_orphans
 from dpexp.resuming import refuse_other_run
@@ -51,11 +52,13 @@ def take_over(run: Path) -> SweepLock:
     """
     held = lock(run, "resume")
     try:
-        wait_for_orphans(run, in_cells=False)
-    except ConfigError:
+        # A rank that was started sooner than this one may write its log already.
+        parent = None if env.outer_launcher() is None else os.getppid()
+        wait_for_orphans(run, in_cells=False, parent=parent)
+        kept = checkpoint.put_aside(run, also=(".hydra",))
+    except BaseException:
         held.release()
         raise
-    kept = checkpoint.put_aside(run, also=(".hydra",))
     found = checkpoint.newest(run)
     step = 0 if found is None else found.step
     aside = "" if kept is None else f"; what it had written so far is in {kept}"
@@ -67,10 +70,9 @@ def tell_how_to_go_on(run: Path) -> None:
     """Say that a run which has failed has a checkpoint, if it has."""
     saved = checkpoint.newest(run)
     if saved is not None:
-        print(
+        say(
             f"its state after {saved.step} steps is saved: the same command with resume={run} "
-            "goes on from there",
-            file=sys.stderr,
+            "goes on from there"
         )
 
 

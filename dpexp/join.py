@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import secrets
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from dpexp import env, hosts, rank, rounds
 from dpexp.comm import Comm, connect
 from dpexp.compose import RUNS, discard
 from dpexp.config import to_plain
-from dpexp.console import show_failure
+from dpexp.console import say, show_failure
 from dpexp.errors import ConfigError
 from dpexp.failures import LATE_PEER, LOST_PEER
 from dpexp.files import claim
@@ -105,7 +104,8 @@ class _Part:
             raise self._refused
         found = hosts.hosts_of(everyone)
         if store is not None:
-            self._witness = Witness(store, outer.rank, found)
+            holder = None if outer.agents_store else 0
+            self._witness = Witness(store, outer.rank, found, holder)
         self._earlier = answer["earlier"]
         self._job = replace(job, hosts=tuple(found))
         shared = rounds.is_current(job.folder, self._token)
@@ -116,7 +116,8 @@ class _Part:
         if len(found) > 1:
             own = next(i for i, each in enumerate(found) if outer.rank in each["ranks"])
             sees = torch.zeros(len(found))
-            sees[own] = float(shared)
+            # The first rank of a host says it: others may look when that one has written already.
+            sees[own] = float(shared and outer.local_rank == 0)
             notes += _apart(found, comm.highest(sees).tolist())
             _refuse_checkpoints_apart(plan.config, found)
         self._job = replace(self._job, plan=replace(plan, notes=tuple(notes)))
@@ -132,6 +133,8 @@ class _Part:
         """On each host, by one of its ranks, before there is a group."""
         if not shared:  # a folder of this host's own, below the same path
             rounds.begin(self._job.folder, _agents(said), self._token)
+        if env.ranks_are_slurms():  # srun starts no further round
+            return
         agent, base = rounds.own_agent(), Path(RUNS).absolute()
         if agent is not None and base in self._job.folder.parents:
             rounds.remember(agent, base, self._job.folder)
@@ -141,7 +144,7 @@ class _Part:
         job = self._job
         if self._refused is not None:  # nothing was run: there is nothing to record
             if self._outer.local_rank == 0:
-                print(f"dpexp: {self._refused}", file=sys.stderr)
+                say(f"dpexp: {self._refused}")
                 discard(job.folder)
             return
         if error.phase == "set-up" and error.type in (LATE_PEER, LOST_PEER, "DistNetworkError"):

@@ -84,8 +84,7 @@ def _launched(job: RankJob, user_dir: Path, scratch: Path, beacon: Any) -> RunRe
     ranks = job.plan.num_processes
     devices = env.showing(job.plan.claimed_devices)
     # One machine talks to itself: over loopback, unless the user named an interface.
-    own = network.variables_of(None, one_host=True)
-    variables = {**own, **env.snapshot(), **devices}
+    variables = env.filled_in(network.variables_of(None, one_host=True)) | devices
     launched = rank.LaunchedRank(job, variables, user_dir, scratch, rank.Stdio(), beacon, ignored())
     watchdog = Watchdog(beacon, ranks, scratch, job.plan.config.watchdog_s)
     agent = Agent(launched, ranks, watchdog)

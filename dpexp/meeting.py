@@ -23,11 +23,13 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from dpexp.env import OuterLauncher
-from dpexp.network import address_of
+from dpexp.errors import ConfigError
+from dpexp.network import address_of, addresses, loopback_interface
 from dpexp.timing import now_s
 
 # Between two looks of a rank that waits for its answer: soon, then seldom, for the store's sake.
 FIRST_LOOK_S, LAST_LOOK_S = 0.005, 0.2
+HEARD_S = 5.0  # some times LAST_LOOK_S, on a busy machine too
 _PREFIX = "dpexp"
 
 
@@ -48,11 +50,11 @@ def reach_store(outer: OuterLauncher, timeout_s: float, interface: str | None = 
     agent's store listens as torch has it.
 
     Raises:
-        ConfigError: rank 0 has no such interface.
+        ConfigError: rank 0 has no such interface, or the others look for it at another one.
         RuntimeError: it does not answer within `timeout_s`, or cannot listen there.
     """
     if outer.rank == 0 and not outer.agents_store:
-        address = outer.master_addr if interface is None else address_of(interface)
+        address = outer.master_addr if interface is None else _own_end(outer, interface)
         listener = _listener(address, outer.master_port)
         if listener is not None:
             return TCPStore(
@@ -68,9 +70,41 @@ def reach_store(outer: OuterLauncher, timeout_s: float, interface: str | None = 
     return store
 
 
+def _own_end(outer: OuterLauncher, interface: str) -> str:
+    """The address of `interface`, if that is where the others look for rank 0.
+
+    A name that leads to loopback here leads elsewhere on their hosts.
+
+    Raises:
+        ConfigError: there is no such interface, or they look at another one of this host.
+    """
+    address = address_of(interface)
+    others = {
+        own for name, own in addresses().items() if name not in (interface, loopback_interface())
+    }
+    try:
+        found = socket.getaddrinfo(outer.master_addr, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return address  # they may know the name
+    theirs = {str(where[0]) for *_, where in found}
+    if address not in theirs and theirs & others:
+        raise ConfigError(
+            "parallel.interface",
+            interface,
+            f"rank 0 would listen at {address}, and the other ranks look for it at "
+            f"{outer.master_addr} ({', '.join(sorted(theirs & others))}), another interface",
+            fix=f"MASTER_ADDR={address}",
+        )
+    return address
+
+
 def _listener(address: str, port: int) -> socket.socket | None:
     """A socket that listens there; None if the address is not this host's, as behind a router."""
-    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RuntimeError(f"{address} is the address of no host: {error.strerror}") from error
+    family, kind, protocol, _, where = found[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -126,6 +160,8 @@ def _lead(
     answer = answered(token, said)
     told = {"nonces": [word["nonce"] for word in words], "said": said, "answer": answer}
     store.set(f"{about}/{token}/answer", json.dumps(told))
+    if not outer.agents_store:  # it ends with this process, which the answer may end
+        _heard(store, f"{about}/{token}/heard", outer.world_size - 1)
     return Meeting(token, tuple(said), answer)
 
 
@@ -141,10 +177,18 @@ def _follow(store: Store, outer: OuterLauncher, about: str, mine: str, timeout_s
         if token and store.check([f"{about}/{token}/answer"]):
             told = json.loads(store.get(f"{about}/{token}/answer"))
             if told["nonces"][outer.rank : outer.rank + 1] == [nonce]:
+                store.add(f"{about}/{token}/heard", 1)
                 return Meeting(token, tuple(told["said"]), told["answer"])
         time.sleep(look_s)
         look_s = min(2 * look_s, LAST_LOOK_S)
     raise RuntimeError(f"Timed out waiting {timeout_s:g} s for rank 0, or for a rank it waits for")
+
+
+def _heard(store: Store, counter: str, ranks: int) -> None:
+    """Wait until so many ranks have the answer; those that are gone by now not for ever."""
+    deadline_s = now_s() + HEARD_S
+    while store.add(counter, 0) < ranks and now_s() < deadline_s:
+        time.sleep(FIRST_LOOK_S)
 
 
 def _await(store: Store, keys: Sequence[str], timeout_s: float) -> None:

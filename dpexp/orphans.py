@@ -12,7 +12,7 @@ from dpexp.errors import ConfigError
 ORPHANS_S = 10.0
 
 
-def wait_for_orphans(folder: Path, *, in_cells: bool) -> None:
+def wait_for_orphans(folder: Path, *, in_cells: bool, parent: int | None = None) -> None:
     """Wait until no process writes a file of the sweep or run any more.
 
     The ranks of one that was killed end by themselves, up to some seconds later; until then they
@@ -20,11 +20,12 @@ def wait_for_orphans(folder: Path, *, in_cells: bool) -> None:
 
     Args:
         in_cells: of a sweep, whose own files do not count.
+        parent: the process that has started the other ranks of this start, which do not count.
 
     Raises:
         ConfigError: one is still there.
     """
-    holders = _holders(folder, in_cells=in_cells)
+    holders = _holders(folder, in_cells=in_cells, parent=parent)
     _, alive = psutil.wait_procs(holders, timeout=ORPHANS_S) if holders else ([], [])
     if alive:
         raise ConfigError(
@@ -35,12 +36,12 @@ def wait_for_orphans(folder: Path, *, in_cells: bool) -> None:
         )
 
 
-def _holders(folder: Path, *, in_cells: bool) -> list[psutil.Process]:
+def _holders(folder: Path, *, in_cells: bool, parent: int | None) -> list[psutil.Process]:
     inside = f"{folder.resolve()}{os.sep}"
     found = []
     for process in psutil.process_iter():
         try:
-            files = process.open_files()
+            files = [] if process.ppid() == parent else process.open_files()
         except (psutil.Error, OSError):  # ended meanwhile, or another user's
             continue
         # A viewer may read; what cannot be told (not on Linux) counts as reading.

@@ -6,12 +6,12 @@ and could not say which rank was lost the first time. Each attempt has an agent 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, final
 
 from dpexp import checkpoint
+from dpexp.console import say
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.results import restarted
 from dpexp.worker import RankJob
@@ -52,18 +52,16 @@ class Attempts:
         try:
             checkpoint.put_aside(self._job.folder)
         except OSError as problem:  # no room: then the run ends as it did
-            print(f"note: not started again: {problem}", file=sys.stderr, flush=True)
+            say(f"note: not started again: {problem}")
             return False
         self._left -= 1
         step = 0 if found is None else found.step
         self._count_work(found)
         self._causes.append(_cause(error, step))
         most = self._job.plan.config.parallel.max_restarts
-        print(
+        say(
             f"note: {error.message.rstrip('.')}; all ranks start again from step {step} "
-            f"(restart {len(self._causes)} of {most})",
-            file=sys.stderr,
-            flush=True,
+            f"(restart {len(self._causes)} of {most})"
         )
         self._started_s = time.time()
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from dpexp import env
 from dpexp.claims import Wanted, wait_for
+from dpexp.console import say
 from dpexp.errors import ConfigError
 from dpexp.pinning import cores_needed, whole_first
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
@@ -42,7 +42,7 @@ def seated(
         return
     try:
         with listening():
-            claim = wait_for(wanted, folder, _tell)
+            claim = wait_for(wanted, folder, lambda line: say(f"note: {line}"))
     except StopAtOnceError:
         raise
     except Stop as stop:
@@ -59,10 +59,6 @@ def seated(
             yield replace(facts, claimed_devices=claim.names)
     finally:
         claim.release()
-
-
-def _tell(line: str) -> None:
-    print(f"note: {line}", file=sys.stderr, flush=True)
 
 
 def wanted_by(plan: RunPlan, facts: HardwareFacts) -> Wanted | None:

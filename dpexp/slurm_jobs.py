@@ -8,7 +8,6 @@ at once, and the controller is asked.
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any, final
 from hydra.core.utils import JobReturn, JobStatus
 
 from dpexp import slurm
+from dpexp.console import say
 from dpexp.records import ErrorRecord
 from dpexp.slurm_requests import Request
 from dpexp.stopping import STOP_SIGNALS
@@ -101,7 +101,7 @@ class SlurmJobs:
             return
         if not at_once:
             told = "a second Ctrl-C does not wait for what their cells write"
-            print(f"dpexp: cancelling Slurm jobs {' '.join(self._ids)}; {told}", file=sys.stderr)
+            say(f"dpexp: cancelling Slurm jobs {' '.join(self._ids)}; {told}")
         slurm.cancel(self._ids, at_once=at_once)
         if at_once:
             return

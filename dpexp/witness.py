@@ -43,11 +43,13 @@ class Witness:
     Args:
         store: the round's own part of it.
         hosts: see :func:`dpexp.hosts.hosts_of`.
+        holder: the rank whose process holds the store; None where an agent does.
     """
 
     store: Store
     rank: int
     hosts: Sequence[dict[str, Any]]
+    holder: int | None = None
 
     def first(self, own: ErrorRecord) -> ErrorRecord:
         """Why the round failed: this rank's error, or that of the rank which was the first."""
@@ -56,7 +58,10 @@ class Witness:
             return _within(ANSWER_S, lambda: self._said(own)) or own
         answers = _Answers([each for each in self.hosts if self.rank not in each["ranks"]])
         found = _within(WORDS_S + ANSWER_S, lambda: self._of_others(own, answers))
-        return found or self._about(own, [], answers)
+        if found is not None:
+            return found
+        gone = [] if self.holder is None or own.kind == "interrupted" else [self.holder]
+        return self._about(own, gone, answers)
 
     def _said(self, error: ErrorRecord) -> ErrorRecord:
         """Say why; what another rank has said before counts more."""

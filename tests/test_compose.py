@@ -153,6 +153,16 @@ def test_discarding_keeps_what_others_wrote(tmp_path: Path) -> None:
     assert (folder.parent / "11-00-00").is_dir()
 
 
+@pytest.mark.parametrize("left", ["earlier", "checkpoints", ".rounds.json"])
+def test_discarding_keeps_all_where_an_earlier_start_has_left_something(
+    tmp_path: Path, left: str
+) -> None:
+    for name in (left, "steps.rank0.csv"):
+        (tmp_path / name).write_text("")
+    compose.discard(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {left, "steps.rank0.csv"}
+
+
 def test_the_config_can_name_a_cell_and_the_process() -> None:
     compose.register()
     names = OmegaConf.create({"cell": "${dpexp_cell:ddp,2,cpu}", "id": "${dpexp_run_id:}"})

@@ -43,18 +43,24 @@ def test_torchruns_variables_make_an_outer_launcher(variables: dict[str, str]) -
     )
 
 
-@pytest.mark.parametrize(
-    ("told", "host"),
-    [({}, 0), ({"GROUP_RANK": "2"}, 2), ({"SLURM_NODEID": "3"}, 3),
-     ({"GROUP_RANK": "0", "SLURM_NODEID": "3"}, 0)],
-)  # fmt: skip
-def test_the_hosts_number_is_the_agents_or_without_one_slurms(
+@pytest.mark.parametrize(("told", "host"), [({}, 0), ({"GROUP_RANK": "2"}, 2)])
+def test_the_hosts_number_is_the_agents(
     variables: dict[str, str], told: dict[str, str], host: int
 ) -> None:
-    variables.update(TORCHRUN, **told)
+    variables.update(TORCHRUN, SLURM_NODEID="3", **told)
     outer = env.outer_launcher()
     assert outer is not None
     assert outer.host == host
+
+
+def test_what_the_user_has_set_stands_and_empty_is_not_set(variables: dict[str, str]) -> None:
+    variables.update(GLOO_SOCKET_IFNAME="", NCCL_SOCKET_IFNAME="eth0")
+    own = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    whole = env.filled_in(own)
+    assert whole == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "eth0"}
+    assert variables["GLOO_SOCKET_IFNAME"] == ""
+    env.fill_in(own)
+    assert variables == whole
 
 
 @pytest.mark.parametrize("missing", ["TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "MASTER_ADDR"])

@@ -32,7 +32,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_a_task_of_srun_knows_its_place(variables: dict[str, str]) -> None:
     assert env_slurm.step() is None
     variables.update(STEP)
-    assert env_slurm.step() == env_slurm.Step(70, 2, 4, 0, 5, 1, "n[0-2]")
+    assert env_slurm.step() == env_slurm.Step(70, 2, 4, 0, 2, 5, 1, "n[0-2]")
     variables["SLURM_NODEID"] = "1"
     step = env_slurm.step()
     assert step is not None
@@ -42,7 +42,7 @@ def test_a_task_of_srun_knows_its_place(variables: dict[str, str]) -> None:
 def test_a_task_of_srun_becomes_a_rank_as_if_torchrun_had_started_it(
     variables: dict[str, str],
 ) -> None:
-    variables.update(STEP, TORCHELASTIC_USE_AGENT_STORE="True", RANK="1", WORLD_SIZE="9")
+    variables.update(STEP, TORCHELASTIC_USE_AGENT_STORE="True", RANK="1", GROUP_RANK="7")
     step = env_slurm.step()
     assert step is not None
     for _ in range(2):  # what is set by now is not asked for again
@@ -51,6 +51,7 @@ def test_a_task_of_srun_becomes_a_rank_as_if_torchrun_had_started_it(
         assert (outer.rank, outer.local_rank, outer.world_size) == (4, 0, 5)
         assert (outer.local_world_size, outer.run_id, outer.name) == (1, "slurm-70.2", "Slurm")
         assert (outer.master_addr, outer.master_port) == ("10.0.0.1", 21122)
+        assert outer.host == 2
         assert not outer.agents_store  # rank 0 has the store
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore, Store
 
+from dpexp import meeting
 from dpexp.env import OuterLauncher
-from dpexp.meeting import Meeting, meet, round_store
+from dpexp.errors import ConfigError
+from dpexp.meeting import Meeting, meet, reach_store, round_store
 
 LONG_S = 30.0
 
@@ -57,6 +62,45 @@ def test_a_round_has_a_part_of_the_store_for_itself() -> None:
     store = HashStore()
     round_store(store, "one").set("address", "of a dead rank")
     assert not round_store(store, "two").check(["address"])
+
+
+def test_rank_0_stays_with_its_store_until_all_have_its_answer() -> None:
+    """Its process may end right after: all are refused, say."""
+    store = HashStore()
+    with ThreadPoolExecutor(1) as pool:
+        leader = pool.submit(go, store, 0, 2, 1)
+        while not store.check(["dpexp/run/leader"]):
+            time.sleep(0.01)
+        token = store.get("dpexp/run/leader").decode()
+        store.set(f"dpexp/run/{token}/1", '{"nonce": "n", "said": {"value": 2}}')
+        with pytest.raises(TimeoutError):
+            leader.result(timeout=0.3)
+        store.add(f"dpexp/run/{token}/heard", 1)
+        assert leader.result(timeout=LONG_S).answer["sum"] == 3
+
+
+def test_rank_0_is_where_the_others_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"eth0": "10.0.0.1", "ib0": "10.1.0.1", "lo": "127.0.0.1"}
+    monkeypatch.setattr(meeting, "addresses", lambda: known)
+    monkeypatch.setattr(meeting, "address_of", known.__getitem__)
+    monkeypatch.setattr(meeting, "loopback_interface", lambda: "lo")
+
+    def end(master: str) -> str:
+        return meeting._own_end(replace(outer(0, 2), master_addr=master), "ib0")
+
+    assert {end(master) for master in ("10.1.0.1", "127.0.0.1", "10.9.0.9")} == {"10.1.0.1"}
+    with pytest.raises(ConfigError, match=r"other ranks look for it at 10\.0\.0\.1") as refused:
+        end("10.0.0.1")
+    assert refused.value.fix == "MASTER_ADDR=10.1.0.1"
+
+
+def test_an_address_of_no_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_args: Any, **_more: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(RuntimeError, match=r"127\.0\.0\.1 is the address of no host: Name"):
+        reach_store(outer(0, 2), 1.0)
 
 
 def test_ranks_that_do_not_come_are_named() -> None:

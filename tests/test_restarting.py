@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders import make_config, make_plan_for, make_run_result
 
-from dpexp.checkpoint import newest
+from dpexp.checkpoint import forget_later, newest, prune
 from dpexp.records import ErrorRecord, RunResult
 from dpexp.restarting import Attempts
 from dpexp.worker import RankJob
@@ -100,6 +100,25 @@ def test_a_checkpoint_with_a_file_too_few_or_too_short_is_none(tmp_path: Path) -
     found = newest(tmp_path)
     assert found is not None and found.step == 5
     assert newest(tmp_path / "nowhere") is None
+
+
+def test_torn_checkpoints_are_removed_and_not_what_others_call_so(tmp_path: Path) -> None:
+    for step in (5, 10):
+        save(tmp_path, step, 0.0)
+    other = tmp_path / "checkpoints/step-20"
+    other.mkdir()
+    (other / "model.bin").write_bytes(b"of another program")
+    forget_later(tmp_path, 5)
+    prune(tmp_path, 1)
+    assert {path.name for path in other.parent.iterdir()} == {"step-5", "step-20"}
+
+
+def test_what_is_told_of_a_lost_rank_does_not_drive_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = ErrorRecord("crash", "Error", "user said \x1b[2J.", rank=1)
+    assert attempts(tmp_path, 1, [0.0]).again(make_run_result(status="failed", error=error))
+    assert "user said \\u001b[2J; all ranks start again" in capsys.readouterr().err
 
 
 def test_where_nothing_can_be_put_aside_the_run_ends(

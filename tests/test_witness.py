@@ -82,6 +82,31 @@ def test_a_rank_that_does_not_come_is_named_by_those_that_wait() -> None:
         assert each.message.endswith("waited 6 s. Nothing was heard of rank 3 on b")
 
 
+class Gone(HashStore):
+    """A store whose process has ended."""
+
+    def set(self, *_args: Any) -> None:
+        raise RuntimeError("Broken pipe")
+
+
+@pytest.mark.parametrize(
+    ("own", "holder", "begin", "rank"),
+    [
+        (lost(2), 0, "rank 0 on a ended without a word (killed?); then rank 2 lost", 0),
+        (late(2), 0, "rank 2 waited 6 s. Nothing was heard of rank 0 on a", 2),
+        (told(2), 0, "stopped by SIGTERM", 2),
+        (lost(2), None, "rank 2 lost", 2),
+    ],
+    ids=["lost", "late", "told to end", "an agent's store"],
+)
+def test_a_store_that_is_gone_tells_of_the_rank_that_held_it(
+    own: ErrorRecord, holder: int | None, begin: str, rank: int
+) -> None:
+    found = Witness(Gone(), 2, HOSTS, holder).first(own)
+    assert found.message.startswith(begin)
+    assert found.rank == rank
+
+
 def test_a_host_that_is_cut_off_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(witness, "answers_there", lambda _address: False)
     (found,) = firsts({2: late(2)}, HOSTS)

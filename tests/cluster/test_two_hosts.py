@@ -154,6 +154,7 @@ def test_a_cut_cable_ends_both_sides_and_each_names_the_other(lab: Cable, tmp_pa
         assert error["kind"] in ("hang", "crash")
         unreachable = f"Not reachable from here: {other} ({ADDRESSES[other]}, ranks {ranks})"
         assert unreachable in error["message"]
+        assert [each["shares_folder"] for each in result["hosts"]] == [True, False]
 
 
 def test_a_slow_cable_is_exposed_communication_and_nothing_else(tmp_path: Path) -> None:
