@@ -25,15 +25,13 @@ from dpexp.errors import ConfigError
 from dpexp.files import write_whole
 from dpexp.identity import config_hash
 from dpexp.orphans import wait_for_orphans
-from dpexp.records import LaterSchemaError, read_run
+from dpexp.records import FROM_OUTSIDE, LaterSchemaError, read_run
 from dpexp.resuming import Found, Planned, in_first_order, to_run, without_own
 from dpexp.schema_measuring import Rerun
 from dpexp.slurm import refuse_jobs_below
 from dpexp.sweep_lock import DRAW, JOBS, RECORD
 
 RECORD_END = "# the end\n"  # without it the record was cut off, or is not by dpexp
-# Kinds of ends that came from outside: such a cell may go on where it was.
-_FROM_OUTSIDE = ("crash", "hang", "interrupted", "time_limit")
 _NUMBERED = re.compile(r"(\d+)_")
 # Temporary files of files.write_whole that a killed sweep has left.
 _CUT_OFF = re.compile(r"\.(multirun\.yaml|sweep\.json|summary\.csv|report\.(md|html))\.")
@@ -201,7 +199,7 @@ def _was_cut_off(cell: Found) -> bool:
     if cell.result is None:
         return True
     kind = (cell.result.get("error") or {}).get("kind")
-    return cell.result["status"] != "ok" and kind in _FROM_OUTSIDE
+    return cell.result["status"] != "ok" and kind in FROM_OUTSIDE
 
 
 def _put_aside(folder: Path, cell: Found, config: dict[str, Any] | None = None) -> bool:
