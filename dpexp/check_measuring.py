@@ -130,11 +130,15 @@ def injected(config: Config, num_devices: int, num_processes: int) -> list[str]:
     if inject.data_delay_s and (inject.data_rank is None or "inject.data_rank" in there):
         where = "" if inject.data_rank is None else f" on rank {inject.data_rank}"
         told.append(f"each batch takes {inject.data_delay_s:g} s longer to fetch{where}")
+    saved = config.checkpoint.every_s or config.checkpoint.every_steps
+    step = f"step {inject.at_step}"
+    if saved or config.parallel.max_restarts:
+        step += ", in the first attempt only"
     words = {
         "inject.slow_rank": f"computes about {inject.slow_factor:g} times as long",
         "inject.noisy_rank": f"pauses for {inject.noise_s:g} s a step on average",
-        "inject.die_rank": f"kills itself at step {inject.at_step}",
-        "inject.hang_rank": f"hangs at step {inject.at_step}; the others give up after "
+        "inject.die_rank": f"kills itself at {step}",
+        "inject.hang_rank": f"hangs at {step}; the others give up after "
         f"parallel.timeout_s={config.parallel.timeout_s:g}",
     }
     return [*told, *(f"rank {there[key]} {text}" for key, text in words.items() if key in there)]

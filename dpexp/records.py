@@ -36,6 +36,8 @@ KINDS = (
     "interrupted",
     "time_limit",
 )
+# Kinds of ends that came from outside: such a cell may go on where it was.
+FROM_OUTSIDE = ("crash", "hang", "interrupted", "time_limit")
 
 
 class StepRecord(NamedTuple):

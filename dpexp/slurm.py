@@ -165,7 +165,7 @@ def why(job: SlurmJob, *, told_to_end: bool = False) -> ErrorRecord | None:
         text = (
             f"Slurm job {job.name} was over its time limit of {job.limit}. "
             "Try: a larger hydra.launcher.timeout_min (without a launcher: --time of sbatch or "
-            "srun), or fewer steps"
+            "srun), or fewer steps; what has checkpoints goes on from the last one when resumed"
         )
         return ErrorRecord("time_limit", TIME_LIMIT, text, phase="launch")
     if job.state == "CANCELLED" or (job.state == "COMPLETING" and told_to_end):

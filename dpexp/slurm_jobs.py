@@ -16,6 +16,7 @@ from typing import Any, final
 from hydra.core.utils import JobReturn, JobStatus
 
 from dpexp import slurm
+from dpexp.cell import announce
 from dpexp.console import say
 from dpexp.records import ErrorRecord
 from dpexp.slurm_requests import Request
@@ -68,6 +69,9 @@ class SlurmJobs:
             found.update(zip(indices, jobs, strict=True))
         if len(refusals) == len(groups):
             raise refusals[0]
+        announce(
+            [f"submitted as Slurm jobs {' '.join(self._ids)}; they write to {executor.folder}"]
+        )
         return [found[index] for index in range(len(delayed))]
 
     def _with(self, request: Request, executor: Any) -> Any:

@@ -25,7 +25,7 @@ from dpexp.errors import ConfigError
 from dpexp.files import write_whole
 from dpexp.identity import config_hash
 from dpexp.orphans import wait_for_orphans
-from dpexp.records import LaterSchemaError, read_run
+from dpexp.records import FROM_OUTSIDE, LaterSchemaError, read_run
 from dpexp.resuming import Found, Planned, in_first_order, to_run, without_own
 from dpexp.schema_measuring import Rerun
 from dpexp.slurm import refuse_jobs_below
@@ -176,14 +176,16 @@ def left_to_run(folder: Path, planned: Sequence[Planned], rerun: Rerun | None) -
     numbers = to_run(str(folder), planned, found, rerun)
     _tidy(folder)
     configs = {cell.number: cell.config for cell in planned}
+    saved = 0
     for number in numbers:
         if number in found:
             goes_on = rerun is not Rerun.all and _was_cut_off(found[number])
-            _put_aside(folder, found[number], configs[number] if goes_on else None)
+            saved += _put_aside(folder, found[number], configs[number] if goes_on else None)
     _hide_events(folder)
     kept = sum(1 for number in found if number not in numbers)
     notes = [
         f"{folder} goes on: {kept} of {len(planned)} cells stay as they are, {len(numbers)} run"
+        + (f", {saved} of them from a checkpoint" if saved else "")
     ]
     absent = len(planned) - kept - len(numbers)
     if absent:
@@ -197,13 +199,14 @@ def _was_cut_off(cell: Found) -> bool:
     if cell.result is None:
         return True
     kind = (cell.result.get("error") or {}).get("kind")
-    return cell.result["status"] != "ok" and kind in ("crash", "hang", "interrupted")
+    return cell.result["status"] != "ok" and kind in FROM_OUTSIDE
 
 
-def _put_aside(folder: Path, cell: Found, config: dict[str, Any] | None = None) -> None:
+def _put_aside(folder: Path, cell: Found, config: dict[str, Any] | None = None) -> bool:
     """Move what an earlier attempt has left of a cell to ``earlier/<cell>-<k>``.
 
-    Checkpoints of a run with just this `config` stay: the cell goes on from the newest one.
+    Checkpoints of a run with just this `config` stay: the cell goes on from the newest one. Whether
+    there are some.
 
     There it is no cell for the report. Its event file gets another name, so that it is no run for
     TensorBoard: ``events.out.earlier.*``, which becomes one again with ``tfevents`` in its place.
@@ -211,18 +214,24 @@ def _put_aside(folder: Path, cell: Found, config: dict[str, Any] | None = None) 
     linked = (folder / cell.folder).is_symlink()
     if not linked and (cell.result or {}).get("status") == "skipped":  # nothing was run
         shutil.rmtree(folder / cell.folder)
-        return
+        return False
     kept = folder / EARLIER
     kept.mkdir(exist_ok=True)
     taken = {path.name for path in kept.iterdir()}
     k = next(k for k in range(1, len(taken) + 2) if f"{cell.folder}-{k}" not in taken)
     newest = checkpoint.newest(folder / cell.folder)
     (folder / cell.folder).rename(kept / f"{cell.folder}-{k}")
-    if newest and config and config_hash(newest.state["config"]) == config_hash(config):
+    goes_on = (
+        newest is not None
+        and config is not None
+        and config_hash(newest.state["config"]) == config_hash(config)
+    )
+    if goes_on:
         (folder / cell.folder).mkdir()
         saved = checkpoint.folder_of(kept / f"{cell.folder}-{k}")
         saved.rename(checkpoint.folder_of(folder / cell.folder))
     _hide_events(folder)
+    return goes_on
 
 
 def _hide_events(folder: Path) -> None:

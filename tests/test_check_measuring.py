@@ -222,6 +222,8 @@ def test_what_is_injected_is_told_in_words() -> None:
         "rank 1 kills itself at step 7",
         "rank 0 hangs at step 7; the others give up after parallel.timeout_s=300",
     ]
+    again = make_config("ddp", num_devices=2, inject={"die_rank": 1}, parallel={"max_restarts": 1})
+    assert injected(again, 2, 2) == ["rank 1 kills itself at step 2, in the first attempt only"]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ PAGES = (
     ROOT / "docs/architecture.md",
     ROOT / "docs/clusters.md",
     ROOT / "docs/launchers.md",
-    ROOT / "docs/clusters.md",
     ROOT / "docs/measurement.md",
     ROOT / "docs/overhead.md",
     ROOT / "docs/reliability.md",

@@ -255,6 +255,7 @@ LAYERS: dict[int, list[str]] = {
         "report.tables",
         "report.trust",
         "report.waterfall",
+        "report.whereabouts",
     ],
     6: [
         "api",

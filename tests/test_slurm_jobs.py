@@ -69,9 +69,13 @@ def submit(queue: Queue, gpus: dict[str, int | None], **parameters: Any) -> list
     return found
 
 
-def test_cells_that_ask_for_the_same_are_an_array_and_keep_their_order() -> None:
+def test_cells_that_ask_for_the_same_are_an_array_and_keep_their_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     queue = Queue()
     found = submit(queue, {"a": 1, "b": 2, "c": 1, "d": None})
+    told = "note: submitted as Slurm jobs 10 20 30; they write to sweep/.submitit/%j\n"
+    assert capsys.readouterr().err == told
     assert [(job.cell, job.job_id) for job in found] == [
         ("a", "10_0"),
         ("b", "20"),

@@ -228,6 +228,21 @@ def test_what_is_not_ok_runs_and_is_kept_where_nobody_counts_it(
     assert not list(tmp_path.glob("earlier/**/*tfevents*"))
 
 
+@pytest.mark.parametrize(("kind", "stays"), [("time_limit", True), ("nonfinite", False)])
+def test_a_checkpoint_stays_with_a_cell_that_was_ended_from_outside(
+    tmp_path: Path, kind: str, stays: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = {**json.loads(run_json("failed")), "error": {"kind": kind}}
+    step = cell(tmp_path, "0_c", None, json.dumps(run)) / "checkpoints/step-4"
+    step.mkdir(parents=True)
+    (step / "data").write_bytes(b"12")
+    state = {"format": 1, "step": 4, "taken_unix_s": 0, "config": {"a": 1}, "files": {"data": 2}}
+    (step / "state.json").write_text(json.dumps(state))
+    assert left_to_run(tmp_path, planned(1), None) == [0]
+    assert step.exists() is stays
+    assert ("1 run, 1 of them from a checkpoint" in capsys.readouterr().err) is stays
+
+
 def test_what_is_kept_overwrites_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         cell(tmp_path, "0_c", "failed")

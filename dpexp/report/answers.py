@@ -162,7 +162,9 @@ def _lost(cell: Cell) -> str:
 
 
 def _rated(cells: Sequence[Cell], runs: Mapping[str, Run]) -> str:
-    best = max(cells, key=lambda cell: cell.samples_per_s or 0.0)
+    doubted = [cell for cell in cells if cell.status == "ok" and cell.reason is not None]
+    sound = [cell for cell in cells if cell not in doubted] or cells
+    best = max(sound, key=lambda cell: cell.samples_per_s or 0.0)
     assert best.samples_per_s is not None
     low, high = best.samples_per_s_low, best.samples_per_s_high
     if low is None or high is None or best.interval_scope == WITHIN:
@@ -173,7 +175,8 @@ def _rated(cells: Sequence[Cell], runs: Mapping[str, Run]) -> str:
         return f"{_described(best, runs)}: {figure}; there is no other cell to compare it with"
     return (
         f"{len(cells)} cells cannot be compared with one another; "
-        f"the fastest is {_described(best, runs)}: {figure}"
+        f"the fastest {'that can be believed ' if best not in doubted and doubted else ''}is "
+        f"{_described(best, runs)}: {figure}"
     )
 
 

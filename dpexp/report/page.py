@@ -23,7 +23,7 @@ from dpexp.report.pictures import (
     shown_settings,
 )
 from dpexp.report.selection import foremost
-from dpexp.report.tables import HEADER, cell_row, scaling_title
+from dpexp.report.tables import HEADER, cell_row, scaling_title, without_speedup
 from dpexp.report.waterfall import shown
 from dpexp.texts import visible
 
@@ -75,7 +75,7 @@ def _view(content: Content) -> dict[str, Any]:
         "dark": [(name, shade.dark) for name, shade in variables().items()],
         "scaling_title": scaling_title(content.cells),
         "cells": _cells_table(content),
-        "remarks": interval_lines(foremost(content.cells, MOST_ROWS))[:MOST_LINES],
+        "remarks": _remarks(content)[:MOST_LINES],
         "settings": _settings_line(content),
         "scaling": scaling_pictures(content),
         "time": breakdown_pictures(content),
@@ -196,6 +196,12 @@ def _where(failure: Failure) -> str:
         (failure.step, "step {}"),
     )
     return ", ".join(form.format(value) for value, form in known if value is not None)
+
+
+def _remarks(content: Content) -> list[str]:
+    """What is to be said of the table of cells."""
+    intervals = interval_lines(foremost(content.cells, MOST_ROWS))
+    return [*intervals, *without_speedup(content.cells)]
 
 
 def _settings_line(content: Content) -> str:

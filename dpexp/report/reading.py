@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from dpexp.records import read_run
+from dpexp.records import FROM_OUTSIDE, read_run
 from dpexp.report.cells import Run
 from dpexp.report.numbers import count_of
 from dpexp.sweep_lock import JOBS, RECORD
@@ -125,10 +125,16 @@ def _source(
         _in_order(cut_off),
     )
     # A search has no number of runs, and another way to go on.
-    if source.jobs is None or source.done or not command:
+    if source.jobs is None or not command or (source.done and not _ended_from_outside(source)):
         return source
     place = _typed_from(folder, _at(record, "hydra", "runtime", "cwd"))
     return replace(source, resume=f"{typed}{command} {shlex.quote(f'resume={place}')}")
+
+
+def _ended_from_outside(source: Source) -> bool:
+    """Whether a run has failed that may do better the next time, as it is."""
+    failed = [run for run in source.runs.values() if run["status"] == "failed"]
+    return any((run.get("error") or {}).get("kind") in FROM_OUTSIDE for run in failed)
 
 
 def _left_of(cell: Path) -> str:

@@ -14,6 +14,7 @@ from dpexp.records import DP_PARTS, PHASES
 from dpexp.report.parity import parity_line
 from dpexp.report.tables import number, pointers
 from dpexp.report.trust import went_on
+from dpexp.report.whereabouts import checkpoints_line, hosts_line, pinned_line
 from dpexp.texts import visible
 
 # Parts of forward and backward; the last one is no part of the step's time.
@@ -53,6 +54,9 @@ def _remarks(run: dict[str, Any]) -> list[str]:
         clock_line(run),
         calibration_line(run),
         parity_line(run),
+        hosts_line(run),
+        pinned_line(run),
+        checkpoints_line(run),
         went_on(run),
     ]
     return [line for line in lines if line is not None]

@@ -168,6 +168,17 @@ def test_cells_without_a_common_baseline_are_not_compared() -> None:
     )
 
 
+def test_a_cell_that_was_started_again_is_not_called_the_fastest() -> None:
+    own = {"samples_per_s": 20000.0, "baseline": None, "speedup": None, "reason": "started again"}
+    again = replace(ddp(2), **own)
+    assert answers(NONE, again)[0].startswith(
+        "2 cells cannot be compared with one another; the fastest that can be believed is none on 1"
+    )
+    assert (
+        "; the fastest is ddp on 2" in answers(again, replace(again, folder="3", folders=("3",)))[0]
+    )
+
+
 LOST = replace(
     NONE, status="failed", samples_per_s=None, speedup=None, efficiency=None, baseline=None
 )

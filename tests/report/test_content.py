@@ -114,6 +114,17 @@ def test_of_a_sweep_whose_command_was_killed_it_says_what_is_open_and_how_to_go_
     assert f"to go on: {found.resume}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("kind", "told"), [("time_limit", True), ("user_error", False)])
+def test_how_to_go_on_is_told_where_a_run_was_ended_from_outside(
+    tmp_path: Path, kind: str, told: bool
+) -> None:
+    failed = lost(kind)
+    folder = written(tmp_path / "s", at("none", 1, 100.0), failed)
+    hydra = {"overrides": {"task": ["parallel=none,ddp"]}, "runtime": {"cwd": str(tmp_path)}}
+    write_record(folder, OmegaConf.create({"hydra": hydra}), 2)
+    assert (content_of([folder]).resume != "") is told
+
+
 def test_a_fault_of_the_report_is_not_blamed_on_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ def test_the_answer_comes_first_and_every_section_follows_in_order(page: Element
     first, second, jump, *_ = page.all("p")
     assert first.text() == FULL.answers[0]
     assert second.text() == "a caveat"
-    assert jump.text() == "1 failed run and 1 warning"
+    assert jump.text() == "1 run that did not end well and 1 warning"
     sections = [each.attributes["id"] for each in page.all("section")]
     assert sections == [
         "scaling",
@@ -156,6 +156,13 @@ def test_tables_have_heads_with_a_scope_and_a_row_per_cell(page: Element) -> Non
     assert [row.children[0].text() for row in rows] == [cell.folder for cell in FULL.cells]
     assert [row.children[-1].text() for row in rows] == ["✓ ok", "✓ ok", "✓ ok", "✗ failed"]
     assert in_section(page, "shapes").all("td")[1].text() == "0, 1"
+
+
+def test_why_a_cell_has_no_speedup_is_told_below_the_table() -> None:
+    first, *others = FULL.cells
+    again = replace(first, status="ok", reason="started again 1 time")
+    told = in_section(parsed(replace(FULL, cells=(again, *others))), "scaling").text()
+    assert f"{first.folder}: no speed-up: started again 1 time" in told
 
 
 def test_a_failure_is_told_with_its_cause_and_place(page: Element) -> None:
