@@ -177,6 +177,8 @@ def _optimizer(training: Training, tensors: Tensors) -> dict[str, Any]:
     zero = inner is not optimizer
     plain: dict[str, Any] = {}
     for parameter, values in inner.state.items():
+        if parameter not in names:
+            raise UnsavableError(f"{_STATE}{parameter}", values)
         name = names[parameter]
         for key, value in values.items():
             place = f"{_STATE}{name}.{key}"

@@ -272,6 +272,19 @@ def test_a_save_that_fails_is_told_and_ends_nothing(workdir: Path) -> None:
     assert any("2 checkpoints could not be saved: step-6: " in n for n in run.result.notes)
 
 
+def test_a_state_that_cannot_be_saved_and_comes_late_ends_nothing(
+    workdir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = ["optimizer=custom", "optimizer._target_=usercheckpoints.Counting", "+optimizer.lr=0.1"]
+    own += ["parallel=ddp", "num_devices=2", "checkpoint.every_steps=1"]
+    run = dpexp.run(["task=train", "device=cpu", *own], folder=workdir / "run")
+    assert run.result.status == "ok"
+    known = run.result.checkpoint
+    assert known is not None and (known["count"], known["failed"]) == (0, 4)
+    assert any("optimizer.state.all is a dict" in note for note in run.result.notes)
+    assert capfd.readouterr().err.count("step-1 could not be saved") == 1  # and not of each
+
+
 def test_about_every_so_many_seconds(workdir: Path) -> None:
     run = dpexp.run(
         [*TRAINED, "steps=30", "checkpoint.every_s=0.2", "inject.data_delay_s=0.04"],
