@@ -57,6 +57,10 @@ def find(run: Path, plan: RunPlan, comm: Comm) -> Checkpoint | None:
     if comm.rank == 0:
         checkpoint.clear(run)
         checkpoint.forget_later(run, -1 if found is None else found.step)
+    if found is not None and not {"loss", "parity", "label"} <= found.state.keys():
+        raise ConfigError(
+            "resume", str(found.path), f"{STATE} is damaged", fix="remove this checkpoint"
+        )
     if found is not None and found.state.get("batch_rows") != plan.batch_rows:
         raise ConfigError(
             "batch_size",

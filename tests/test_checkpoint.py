@@ -219,11 +219,20 @@ def test_a_checkpoint_that_was_tampered_with_is_refused_and_runs_nothing(cut: Pa
     bad = pickle.dumps(Malicious(ran))
     state = newest.path / "state.json"
     known = json.loads(state.read_text())
+    good = (newest.path / ".metadata").read_bytes()
     (newest.path / ".metadata").write_bytes(bad)
-    known["files"][".metadata"] = len(bad)
-    state.write_text(json.dumps(known))
+    state.write_text(json.dumps({**known, "files": {**known["files"], ".metadata": len(bad)}}))
     with pytest.raises(dpexp.ConfigError, match=r"asks for posix\.mkdir"):
         dpexp.run([*PLAIN, f"resume={cut}"])
+    (newest.path / ".metadata").write_bytes(good)
+    less = {key: value for key, value in known.items() if key != "loss"}
+    for damaged, said in (
+        ({**known, "optimizer": {"values": {}, "groups": []}}, "cannot be loaded"),
+        (less, "is damaged"),
+    ):
+        state.write_text(json.dumps(damaged))
+        with pytest.raises(dpexp.ConfigError, match=said):
+            dpexp.run([*PLAIN, f"resume={cut}"])
     state.write_bytes(bad)  # no JSON, so it is torn
     older = checkpoint.newest(cut)
     assert older is not None and older.step == 3
