@@ -261,12 +261,12 @@ class Checkpoints:
 
     def _failed(self, name: str, reason: str) -> None:
         self.failures.append(f"{name}: {reason}")
-        # All ranks meet it: one tells it, and once until a save succeeds. A lost peer is told as
-        # the end of the run, which it is.
-        quiet = self._failing or self._comm.rank or any(sign in reason for sign in LOST)
-        self._failing = True
-        level = logging.INFO if quiet else logging.WARNING
-        log.log(level, "the checkpoint %s could not be saved: %s", name, reason)
+        # All ranks meet it: one tells it, and once until a save succeeds.
+        told, self._failing = self._failing or self._comm.rank > 0, True
+        # A lost peer is told as the end of the run, which it is.
+        level = logging.INFO if any(sign in reason for sign in LOST) else logging.WARNING
+        if not told:
+            log.log(level, "the checkpoint %s could not be saved: %s", name, reason)
 
     def _write(self, taken: Taken, state: dict[str, Any]) -> None:
         """In the thread: all ranks write into a folder that rank 0 gives its name at the end."""
@@ -286,7 +286,9 @@ class Checkpoints:
                 checkpoint.prune(self._run, self._keep)
                 self._bytes = sum(sizes.values()) + len(text)
         except Exception as error:  # noqa: BLE001  # no room, a lost peer: the run goes on
-            self._failed(name, " ".join(str(error).split())[:300] or type(error).__name__)
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            needed = sum(each.numel() * each.element_size() for each in taken.tensors.values())
+            self._failed(name, checkpoint.no_room(self._run, needed) + reason)
             if self._comm.rank == 0:
                 shutil.rmtree(part, ignore_errors=True)
             return

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from builders import FakeComm, make_plan_for
+from conftest import Cli
 from torch.distributed.checkpoint import FileSystemReader
 from usercheckpoints import Malicious
 
@@ -200,6 +201,21 @@ def test_a_run_that_would_train_something_else_is_refused(cut: Path) -> None:
     plan = make_plan_for("dp", 2, scaling=Scaling.weak)
     with pytest.raises(dpexp.ConfigError, match="60 rows over all devices, and had 30"):
         find(cut, plan, FakeComm())
+
+
+def test_where_nothing_can_be_put_aside_no_other_run_begins(cut: Path, cli: Cli) -> None:
+    (cut / "earlier").write_text("in the way")
+    ended = cli(*PLAIN, f"resume={cut}")
+    assert ended.returncode == 1
+    assert "earlier': cannot be used: file exists" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not Path("outputs").exists() and (cut / "run.json").exists()
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    assert checkpoint.no_room(tmp_path, 0) == ""
+    assert checkpoint.no_room(tmp_path, 1 << 60).startswith("the disk has ")
+    assert checkpoint.no_room(tmp_path / "nowhere", 1 << 60) == ""
 
 
 def test_a_torn_checkpoint_is_passed_over_for_the_one_before(cut: Path, whole: Any) -> None:
