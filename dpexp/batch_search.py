@@ -179,8 +179,8 @@ class _Search:
             try:
                 result = launch(job, self._user_dir)
             except LaunchInterruptedError as stop:  # a try that has just ended well is no result
-                error = stop.result.error or ErrorRecord("interrupted", "Signal", "stopped")
-                stop.result = replace(stop.result, status="interrupted", error=error)
+                why = stop.result.error or ErrorRecord("interrupted", "Signal", "stopped")
+                stop.result = replace(stop.result, status="interrupted", error=why)
                 raise
             seen = _most_rows(folder)
         if result.status == "ok":
