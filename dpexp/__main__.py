@@ -61,6 +61,8 @@ def run_job(composed: DictConfig) -> float | None:
         console.refuse(error)
     except InterruptedRunError as stop:
         console.say(f"{stop.result.label}: {stop}; its steps so far are in {folder}")
+        if not in_sweep:
+            tell_how_to_go_on(folder)
         if in_sweep and not is_here():
             alone = launchers.target_of(settings) in launchers.ONE_PROCESS_A_CELL
             launched_cell.end(stop.signum, alone=alone)

@@ -16,9 +16,9 @@ from typing import Any, final
 from dpexp import env
 from dpexp.console import say
 from dpexp.errors import ConfigError
-from dpexp.launch import launch
+from dpexp.launch import LaunchInterruptedError, launch
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
-from dpexp.records import STEP_TABLES, RunResult
+from dpexp.records import STEP_TABLES, ErrorRecord, RunResult
 from dpexp.schema import Config, Scaling
 from dpexp.timing import now_s
 from dpexp.worker import RankJob
@@ -176,7 +176,12 @@ class _Search:
         with tempfile.TemporaryDirectory(prefix="dpexp-try-") as name:
             folder = Path(name)
             job = RankJob(plan, {"variables": env.recorded()}, folder)
-            result = launch(job, self._user_dir)
+            try:
+                result = launch(job, self._user_dir)
+            except LaunchInterruptedError as stop:  # a try that has just ended well is no result
+                why = stop.result.error or ErrorRecord("interrupted", "Signal", "stopped")
+                stop.result = replace(stop.result, status="interrupted", error=why)
+                raise
             seen = _most_rows(folder)
         if result.status == "ok":
             peak = max((result.memory or {}).get("peak_bytes", [0]))

@@ -275,9 +275,10 @@ def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
     try:
         yield
     except LaunchInterruptedError as stop:
-        # The figures are gone with the ranks; what they wrote step by step is there.
-        ended = slurm.explained(stop.result)
-        result = replace(ended, notes=[*ended.notes, f"see {STEP_TABLES}"])
+        result = slurm.explained(stop.result)
+        if result.status != "ok":  # else the run had just come to its end
+            # The figures are gone with the ranks; what they wrote step by step is there.
+            result = replace(result, notes=[*result.notes, f"see {STEP_TABLES}"])
         try:
             with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record
                 result = record(result, folder, user_dir)

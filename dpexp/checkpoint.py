@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ def newest(run: Path) -> Checkpoint | None:
     One that is torn (a file is missing or too short) is passed over for the one before.
     """
     return next((found for path in _by_age(run) if (found := _whole(path)) is not None), None)
+
+
+def no_room(run: Path, needed_bytes: int) -> str:
+    """That the disk is full, if it is: torch says no more of it than "unexpected pos"."""
+    with suppress(OSError):
+        free = shutil.disk_usage(run).free
+        if free < needed_bytes:
+            return f"the disk has {free >> 10} KiB left: "
+    return ""
 
 
 def prune(run: Path, keep: int) -> None:

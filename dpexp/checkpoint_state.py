@@ -107,18 +107,17 @@ def put_back(
         random_names = [name for name in there if name.startswith(f"{_RANDOM}{comm.rank}.")]
         wanted |= {name: _like(there[name]) for name in random_names if same}
         read(wanted, checkpoint.path, group)
+        extra = {k.removeprefix(_MODEL): v for k, v in join(plain["model"], wanted).items()}
+        set_model_state_dict(training.model, {**model, **extra})
+        _put_optimizer(training, optimizer, join(plain["optimizer"], wanted))
+        training.load(join(plain["training"], wanted))
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             "resume",
             str(checkpoint.path),
-            f"this checkpoint cannot be loaded: {reason or type(error).__name__}",
+            f"this checkpoint cannot be loaded: {_reason(error)}",
             fix="remove it, then the one before is taken",
         ) from error
-    extra = {k.removeprefix(_MODEL): v for k, v in join(plain["model"], wanted).items()}
-    set_model_state_dict(training.model, {**model, **extra})
-    _put_optimizer(training, optimizer, join(plain["optimizer"], wanted))
-    training.load(join(plain["training"], wanted))
     if same:
         mine = {name.removeprefix(f"{_RANDOM}{comm.rank}."): wanted[name] for name in random_names}
         set_generators(mine, plan, device)
@@ -126,6 +125,13 @@ def put_back(
         drawn = np.random.SeedSequence([plan.config.seed, comm.rank, checkpoint.step])
         seed_all(int(drawn.generate_state(1, np.uint64)[0] >> 1))
     return same
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())[:300]
+    if "weights_only" in text:  # torch then says how to run what the file holds
+        return "a file of it is damaged, or holds more than tensors"
+    return text if text and not isinstance(error, LookupError) else f"{type(error).__name__} {text}"
 
 
 def _same_ranks(state: Mapping[str, Any], plan: RunPlan, comm: Comm) -> bool:
@@ -177,6 +183,8 @@ def _optimizer(training: Training, tensors: Tensors) -> dict[str, Any]:
     zero = inner is not optimizer
     plain: dict[str, Any] = {}
     for parameter, values in inner.state.items():
+        if parameter not in names:
+            raise UnsavableError(f"{_STATE}{parameter}", values)
         name = names[parameter]
         for key, value in values.items():
             place = f"{_STATE}{name}.{key}"

@@ -57,6 +57,10 @@ def find(run: Path, plan: RunPlan, comm: Comm) -> Checkpoint | None:
     if comm.rank == 0:
         checkpoint.clear(run)
         checkpoint.forget_later(run, -1 if found is None else found.step)
+    if found is not None and not {"loss", "parity", "label"} <= found.state.keys():
+        raise ConfigError(
+            "resume", str(found.path), f"{STATE} is damaged", fix="remove this checkpoint"
+        )
     if found is not None and found.state.get("batch_rows") != plan.batch_rows:
         raise ConfigError(
             "batch_size",
@@ -107,6 +111,7 @@ class Checkpoints:
         self._count = self._bytes = 0
         self._last: int | None = None
         self.failures: list[str] = []
+        self._failing = False  # the last save has failed
 
     def begin(self) -> tuple[str, ...]:
         """Put the checkpoint that the run goes on from into what was built.
@@ -163,18 +168,35 @@ class Checkpoints:
             return
         if not (self.due(step) or self._time_is_up()):
             return
-        from dpexp.checkpoint_state import take
-
         began_s = now_s()
         self._progress.during = "the checkpoint"
         self._wait()
-        taken = take(self._plan, self._comm, self._device, self._training)
+        taken, problem = self._take()
         self._progress.during = ""
         self._saved_s = now_s()
         self._copy_s += self._saved_s - began_s
-        state = self._state(taken, step + 1, epoch)
-        self._under_way = self._pool.submit(self._write, taken, state)
+        if taken is None:
+            self._failed(checkpoint.name_of(step + 1), problem)
+        else:
+            state = self._state(taken, step + 1, epoch)
+            self._under_way = self._pool.submit(self._write, taken, state)
         self._recorder.resume()
+
+    def _take(self) -> tuple[Taken | None, str]:
+        """The state; None on all ranks, and why, if one of them now has what cannot be saved.
+
+        Some optimizers make their state in the first step, after :meth:`begin` has looked.
+        """
+        from dpexp.checkpoint_state import take
+
+        assert self._training is not None
+        taken, problem = None, "another rank has what cannot be saved"
+        try:
+            taken = take(self._plan, self._comm, self._device, self._training)
+        except ConfigError as error:
+            problem = str(error)
+        _, (missing,) = self._comm.extent([float(taken is None)])
+        return (None if missing else taken), problem
 
     def summary(self) -> dict[str, Any] | None:
         """What was saved so far; None where nothing is and the run began at its beginning."""
@@ -237,6 +259,15 @@ class Checkpoints:
             **taken.plain,
         }
 
+    def _failed(self, name: str, reason: str) -> None:
+        self.failures.append(f"{name}: {reason}")
+        # All ranks meet it: one tells it, and once until a save succeeds.
+        told, self._failing = self._failing or self._comm.rank > 0, True
+        # A lost peer is told as the end of the run, which it is.
+        level = logging.INFO if any(sign in reason for sign in LOST) else logging.WARNING
+        if not told:
+            log.log(level, "the checkpoint %s could not be saved: %s", name, reason)
+
     def _write(self, taken: Taken, state: dict[str, Any]) -> None:
         """In the thread: all ranks write into a folder that rank 0 gives its name at the end."""
         from dpexp import checkpoint_storage
@@ -246,7 +277,6 @@ class Checkpoints:
         name = checkpoint.name_of(state["step"])
         part = folder / f".{name}.part"
         try:
-            part.mkdir(parents=True, exist_ok=True)
             checkpoint_storage.write(taken.tensors, part, self._group)
             if self._comm.rank == 0:
                 sizes = {path.name: path.stat().st_size for path in part.iterdir()}
@@ -257,28 +287,13 @@ class Checkpoints:
                 self._bytes = sum(sizes.values()) + len(text)
         except Exception as error:  # noqa: BLE001  # no room, a lost peer: the run goes on
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            self.failures.append(f"{name}: {reason}")
-            # A lost peer is told as the end of the run, which it is.
-            level = logging.INFO if any(sign in reason for sign in LOST) else logging.WARNING
-            log.log(level, "the checkpoint %s could not be saved: %s", name, reason)
+            needed = sum(each.numel() * each.element_size() for each in taken.tensors.values())
+            self._failed(name, checkpoint.no_room(self._run, needed) + reason)
             if self._comm.rank == 0:
                 shutil.rmtree(part, ignore_errors=True)
             return
         finally:
             self._write_s += now_s() - began_s
+        self._failing = False
         self._count += 1
         self._last = state["step"]
-
-
-def carried_parity(
-    found: Checkpoint, plan: RunPlan
-) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """The certificate of the run's first start, and why there is none."""
-    certificate = found.state["parity"]
-    if certificate is None:
-        why = "there is none of its first start" if plan.parity_steps else ""
-    elif found.state["label"] != plan.label:
-        certificate, why = None, f"that of its first start is of {found.state['label']}"
-    else:
-        why = ""
-    return certificate, (f"parity: a run that goes on is not checked: {why}",) if why else ()

@@ -90,4 +90,4 @@ def _newest_run() -> Path:
 def _begun(found: tuple[Path, Checkpoint]) -> tuple[str, str, float]:
     run, newest = found
     # A folder is called by date and second; two of one second are told apart by their checkpoints.
-    return run.parent.name, run.name[: len("00-00-00")], newest.state["taken_unix_s"]
+    return run.parent.name, run.name[: len("00-00-00")], newest.state.get("taken_unix_s", 0.0)

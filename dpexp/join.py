@@ -45,7 +45,7 @@ def join(job: RankJob, outer: env.OuterLauncher) -> RunResult | None:
         first one that does writes ``run.json``, and torchrun ends the others.
     """
     part = _Part(job, outer)
-    Lifeline(ignored()).start()
+    Lifeline(ignored(), of_agent=outer.name == "torchrun").start()
     result = rank.guarded(job, outer.rank, part.progress, part.keep, part.connect)
     if outer.local_rank == 0:
         rounds.forget(Path(RUNS).absolute(), job.folder)

@@ -23,7 +23,16 @@ from dpexp.records import ErrorRecord, RankResult, RunResult, rank_result_from
 from dpexp.restarting import Attempts
 from dpexp.results import ended_early
 from dpexp.sinks import write_shapes
-from dpexp.stopping import Stop, StopAtOnceError, ignored, killing, listening
+from dpexp.stopping import (
+    Stop,
+    StopAtOnceError,
+    heeding,
+    holding,
+    ignored,
+    killing,
+    listening,
+    taken,
+)
 from dpexp.watchdog import Watchdog
 from dpexp.worker import RankJob
 
@@ -44,12 +53,14 @@ def launch(job: RankJob, user_dir: Path) -> RunResult:
         The run's result; a failure of a rank is a result too, and so is one to start them.
 
     Raises:
-        LaunchInterruptedError: SIGINT, SIGTERM or SIGHUP came; no rank is left.
+        LaunchInterruptedError: SIGINT, SIGTERM or SIGHUP came; no rank is left. Its result is that
+            of the run where that had come to its end already.
         StopAtOnceError: a second one came; no rank is left.
     """
     quiet_torch()
     ranks = job.plan.num_processes
-    with listening(), _nothing_left():
+    # What is done with ranks that have ended is done whole: a result is never lost to a signal.
+    with listening(), _nothing_left(), holding():
         beacon = multiprocessing.get_context(server.method()).RawArray("q", WIDTH * ranks)
         attempts = Attempts(job, lambda: own_cells(beacon, 0)[BEGAN] / 1e6)
         while True:
@@ -59,8 +70,12 @@ def launch(job: RankJob, user_dir: Path) -> RunResult:
                 result = _attempt(job, user_dir, beacon)
             except LaunchInterruptedError as stop:
                 raise LaunchInterruptedError(stop.signum, attempts.told(stop.result)) from None
-            if not attempts.again(result):
-                return attempts.told(result)
+            if attempts.again(result):
+                continue
+            result = attempts.told(result)
+            if (signum := taken()) is not None:
+                raise LaunchInterruptedError(signum, result)
+            return result
 
 
 def _attempt(job: RankJob, user_dir: Path, beacon: Any) -> RunResult:
@@ -91,7 +106,7 @@ def _launched(job: RankJob, user_dir: Path, scratch: Path, beacon: Any) -> RunRe
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        with env.torch_leaves_signals(), killing(agent.kill):
+        with env.torch_leaves_signals(), killing(agent.kill), heeding():
             ended = agent.run()
     except StopAtOnceError:
         agent.close()

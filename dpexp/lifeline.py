@@ -12,7 +12,9 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any, final
 
@@ -73,10 +75,14 @@ class Lifeline:
 
     Args:
         unheeded: stop signals that this process ignores, as its launching process does.
+        of_agent: the launching process is the parent, torchrun's agent, which hands nothing over.
     """
 
-    def __init__(self, unheeded: frozenset[signal.Signals] = frozenset()) -> None:
+    def __init__(
+        self, unheeded: frozenset[signal.Signals] = frozenset(), *, of_agent: bool = False
+    ) -> None:
         self._unheeded = unheeded
+        self._of_agent = of_agent
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -99,10 +105,20 @@ class Lifeline:
         stop_listening()
         raise Interrupted(signum)
 
-    def _watch(self) -> None:
+    def _launcher(self) -> list[int]:
+        """What becomes ready when the launching process is gone; [] where nothing tells it."""
         parent = multiprocessing.parent_process()
+        if parent is not None:
+            return [parent.sentinel]
+        if not self._of_agent or sys.platform != "linux":
+            return []
+        with suppress(OSError):  # it is gone, or the kernel is too old
+            return [os.pidfd_open(os.getppid())]
+        return []
+
+    def _watch(self) -> None:
         receive = self._sockets[0]
-        watched: list[Any] = [receive] + ([parent.sentinel] if parent is not None else [])
+        watched: list[Any] = [receive, *self._launcher()]
         while True:
             ready = wait(watched)
             if receive in ready:

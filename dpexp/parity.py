@@ -18,6 +18,7 @@ from torch import nn
 
 from dpexp.assembly import Assembly, put_together
 from dpexp.batches import Inputs, map_tensors
+from dpexp.checkpoint import Checkpoint
 from dpexp.comm import Comm
 from dpexp.judge import Judge
 from dpexp.loop import Progress, Work, forward_backward
@@ -27,6 +28,20 @@ from dpexp.schedule import GlobalBatch
 from dpexp.shapes import ShapeLog
 from dpexp.timing import make_clock
 from dpexp.wire import pack, unpack_all
+
+
+def carried_parity(
+    found: Checkpoint, plan: RunPlan
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """The certificate of the run's first start, and why there is none."""
+    certificate = found.state["parity"]
+    if certificate is None:
+        why = "there is none of its first start" if plan.parity_steps else ""
+    elif found.state["label"] != plan.label:
+        certificate, why = None, f"that of its first start is of {found.state['label']}"
+    else:
+        why = ""
+    return certificate, (f"parity: a run that goes on is not checked: {why}",) if why else ()
 
 
 def check_parity(

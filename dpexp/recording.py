@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpexp.publishing import publish
 from dpexp.records import ErrorRecord, RunResult
+from dpexp.stopping import holding
 
 
 class UnwrittenResultError(OSError):
@@ -41,7 +42,8 @@ def record(result: RunResult, folder: Path, user_dir: Path) -> RunResult:
     Raises:
         UnwrittenResultError: ``run.json`` cannot be written.
     """
-    result = write_result(result, folder)
+    with holding():  # a signal that comes now must not cost the result
+        result = write_result(result, folder)
     sinks = result.config.get("sinks")
     notes = publish(folder, user_dir, list(sinks)) if sinks else []
     if notes:

@@ -63,16 +63,31 @@ class _Listener:
         self.told: int | None = None  # the first signal
         self._told_at = 0.0
         self.kill: Callable[[], None] | None = None  # ends all ranks at once, while there are some
+        self.held = False  # the first signal waits
+        self._waiting: int | None = None  # it has come, and nobody knows yet
 
     def __call__(self, signum: int, _frame: Any) -> None:
         if self.told is None:
             self.told, self._told_at = signum, time.time()
-            raise Stop(signum)
+            self._waiting = signum
+            self.tell()
+            return
         if time.time() - self._told_at < ECHO_S:
             return
         if self.kill is not None:
             self.kill()
         raise StopAtOnceError(signum)
+
+    def tell(self) -> None:
+        """Raise the first signal if it has come, nobody knows it yet, and it is not held."""
+        if self._waiting is not None and not self.held:
+            signum, self._waiting = self._waiting, None
+            raise Stop(signum)
+
+    def take(self) -> int | None:
+        """The first signal, if nobody knows it yet; from here on the caller does."""
+        signum, self._waiting = self._waiting, None
+        return signum
 
 
 _active: _Listener | None = None
@@ -121,3 +136,40 @@ def killing(kill: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _active.kill = None
+
+
+@contextmanager
+def holding() -> Iterator[None]:
+    """Short work that is to be done whole: a first signal raises at its end, or in `heeding`.
+
+    The second one ends it at once all the same.
+    """
+    with _held(True):
+        yield
+
+
+@contextmanager
+def heeding() -> Iterator[None]:
+    """What may be long inside of `holding`: signals raise here, also one that came before."""
+    with _held(False):
+        yield
+
+
+@contextmanager
+def _held(held: bool) -> Iterator[None]:
+    listener = _active
+    if listener is None:
+        yield
+        return
+    before, listener.held = listener.held, held
+    try:
+        listener.tell()
+        yield
+    finally:
+        listener.held = before
+        listener.tell()
+
+
+def taken() -> int | None:
+    """Inside of `holding`: the signal that waits, which is the caller's to answer then."""
+    return None if _active is None else _active.take()

@@ -79,6 +79,8 @@ class DpexpCallback(Callback):
                     config.hydra.output_subdir = None  # .hydra/ is written once
         except ConfigError as error:
             refuse(error)
+        except OSError as error:  # else Hydra would go on, with a run in a new folder
+            refuse(explain_os(error), cause=error)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)

@@ -19,7 +19,7 @@ from dpexp.beside import Beside
 from dpexp.brought import gather_results
 from dpexp.check_measuring import not_reached
 from dpexp.checkpoint import Checkpoint, attempts_before
-from dpexp.checkpointing import Checkpoints, carried_parity, find
+from dpexp.checkpointing import Checkpoints, find
 from dpexp.comm import Comm
 from dpexp.comm_recorder import CommRecorder
 from dpexp.compute import compute_of, peak_of
@@ -31,7 +31,7 @@ from dpexp.feed import end_notes
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.metrics import Scoring
 from dpexp.parallel import Strategy
-from dpexp.parity import check_parity
+from dpexp.parity import carried_parity, check_parity
 from dpexp.pause import Pause
 from dpexp.plan import RunPlan
 from dpexp.precision import set_float32

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from builders import FakeComm, make_plan_for
+from conftest import Cli
 from torch.distributed.checkpoint import FileSystemReader
 from usercheckpoints import Malicious
 
@@ -202,6 +203,21 @@ def test_a_run_that_would_train_something_else_is_refused(cut: Path) -> None:
         find(cut, plan, FakeComm())
 
 
+def test_where_nothing_can_be_put_aside_no_other_run_begins(cut: Path, cli: Cli) -> None:
+    (cut / "earlier").write_text("in the way")
+    ended = cli(*PLAIN, f"resume={cut}")
+    assert ended.returncode == 1
+    assert "earlier': cannot be used: file exists" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not Path("outputs").exists() and (cut / "run.json").exists()
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    assert checkpoint.no_room(tmp_path, 0) == ""
+    assert checkpoint.no_room(tmp_path, 1 << 60).startswith("the disk has ")
+    assert checkpoint.no_room(tmp_path / "nowhere", 1 << 60) == ""
+
+
 def test_a_torn_checkpoint_is_passed_over_for_the_one_before(cut: Path, whole: Any) -> None:
     newest = checkpoint.newest(cut)
     assert newest is not None and newest.step == 6
@@ -219,11 +235,20 @@ def test_a_checkpoint_that_was_tampered_with_is_refused_and_runs_nothing(cut: Pa
     bad = pickle.dumps(Malicious(ran))
     state = newest.path / "state.json"
     known = json.loads(state.read_text())
+    good = (newest.path / ".metadata").read_bytes()
     (newest.path / ".metadata").write_bytes(bad)
-    known["files"][".metadata"] = len(bad)
-    state.write_text(json.dumps(known))
+    state.write_text(json.dumps({**known, "files": {**known["files"], ".metadata": len(bad)}}))
     with pytest.raises(dpexp.ConfigError, match=r"asks for posix\.mkdir"):
         dpexp.run([*PLAIN, f"resume={cut}"])
+    (newest.path / ".metadata").write_bytes(good)
+    less = {key: value for key, value in known.items() if key != "loss"}
+    for damaged, said in (
+        ({**known, "optimizer": {"values": {}, "groups": []}}, "cannot be loaded"),
+        (less, "is damaged"),
+    ):
+        state.write_text(json.dumps(damaged))
+        with pytest.raises(dpexp.ConfigError, match=said):
+            dpexp.run([*PLAIN, f"resume={cut}"])
     state.write_bytes(bad)  # no JSON, so it is torn
     older = checkpoint.newest(cut)
     assert older is not None and older.step == 3
@@ -270,6 +295,19 @@ def test_a_save_that_fails_is_told_and_ends_nothing(workdir: Path) -> None:
     assert known is not None and (known["count"], known["failed"]) == (0, 2)
     assert known["last_step"] is None
     assert any("2 checkpoints could not be saved: step-6: " in n for n in run.result.notes)
+
+
+def test_a_state_that_cannot_be_saved_and_comes_late_ends_nothing(
+    workdir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = ["optimizer=custom", "optimizer._target_=usercheckpoints.Counting", "+optimizer.lr=0.1"]
+    own += ["parallel=ddp", "num_devices=2", "checkpoint.every_steps=1"]
+    run = dpexp.run(["task=train", "device=cpu", *own], folder=workdir / "run")
+    assert run.result.status == "ok"
+    known = run.result.checkpoint
+    assert known is not None and (known["count"], known["failed"]) == (0, 4)
+    assert any("optimizer.state.all is a dict" in note for note in run.result.notes)
+    assert capfd.readouterr().err.count("step-1 could not be saved") == 1  # and not of each
 
 
 def test_about_every_so_many_seconds(workdir: Path) -> None:

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import TESTS, Cli
 from launched import DDP2, column, diary, entries, ok, records
+from signalled import Start, wait_until
 
 import dpexp
 from dpexp import server
@@ -62,6 +64,19 @@ def test_the_processes_of_torchrun_become_the_ranks_and_share_a_folder(tmp_path:
     assert len(pids) == 2
     assert {int(path.name) for path in signed.iterdir()} == pids
     assert ended.stdout.count("samples seen") == 1  # one table
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at the parent as Linux shows it")
+def test_ranks_end_when_torchruns_agent_is_killed(start: Start, tmp_path: Path) -> None:
+    slow = ("inject.data_delay_s=0.3", "dataset.rows=100", "batch_size=1", "task=train")
+    agent = start(*TORCHRUN, *DDP2, *slow)
+    wait_until(lambda: any(each.read_text() for each in tmp_path.rglob("steps.rank*.csv")), agent)
+    ranks = psutil.Process(agent.pid).children(recursive=True)
+    agent.kill()
+    _, left = psutil.wait_procs(ranks, timeout=20)
+    assert not left
+    (record,) = records(tmp_path)
+    assert (record["status"], record["error"]["kind"]) == ("interrupted", "interrupted")
 
 
 @pytest.mark.parametrize(

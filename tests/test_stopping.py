@@ -7,12 +7,24 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from signalled import SOON_S, Start, wait_for_no_process, wait_until
 
-from dpexp import stopping
-from dpexp.stopping import Stop, StopAtOnceError, answer_with, ignored, killing, listening
+import dpexp
+from dpexp import checkpoint, stopping
+from dpexp.stopping import (
+    Stop,
+    StopAtOnceError,
+    answer_with,
+    heeding,
+    holding,
+    ignored,
+    killing,
+    listening,
+    taken,
+)
 
 
 def lines_of(path: Path) -> int:
@@ -131,3 +143,44 @@ def test_what_is_ignored_stays_ignored() -> None:
         assert set(changed) == {signal.SIGTERM, signal.SIGINT}
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_what_is_done_whole_is_not_cut_by_a_first_signal() -> None:
+    done = []
+    with listening():
+        with pytest.raises(Stop, match="SIGINT"), holding():
+            signal.raise_signal(signal.SIGINT)
+            done.append("held")
+            with heeding():
+                done.append("not reached")
+        assert done == ["held"]
+    with listening():
+        with pytest.raises(Stop, match="SIGINT"), holding():
+            signal.raise_signal(signal.SIGINT)
+            done.append("at the end")
+        assert done[1:] == ["at the end"]
+    with listening(), holding():
+        signal.raise_signal(signal.SIGINT)
+        assert (taken(), taken()) == (signal.SIGINT, None)  # answered, so nothing raises
+
+
+@pytest.mark.parametrize("moment", ["put_aside", "clear"])
+def test_ctrl_c_between_two_attempts_or_after_the_last_one_leaves_a_result(
+    moment: str, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(checkpoint, moment)
+
+    def signalled(folder: Path) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(folder)
+
+    monkeypatch.setattr(f"dpexp.restarting.checkpoint.{moment}", signalled)
+    dies = ["parallel.max_restarts=1", "inject.die_rank=0"] if moment == "put_aside" else []
+    with pytest.raises(KeyboardInterrupt):
+        dpexp.run(["task=train", "device=cpu", *dies], folder=workdir / "run")
+    known = json.loads((workdir / "run/run.json").read_text())
+    if moment == "put_aside":
+        assert (known["status"], known["error"]["kind"]) == ("interrupted", "interrupted")
+        assert known["restarts"]["causes"][0]["type"] == "SIGKILL"
+    else:  # its steps were all made
+        assert (known["status"], known["error"]) == ("ok", None)

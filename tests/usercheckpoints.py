@@ -30,6 +30,18 @@ class Stateful(torch.optim.SGD):
             group["history"] = object()
 
 
+class Counting(torch.optim.SGD):
+    """Has a state from its first step on, some of it of no parameter."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+
+    def step(self, closure: Any = None) -> Any:
+        count = self.state["all"].get("count", 0)
+        self.state["all"]["count"] = count + 1
+        return super().step(closure)
+
+
 class Malicious:
     """Makes a folder when it is unpickled."""
 
