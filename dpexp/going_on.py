@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from dpexp import checkpoint, env
 from dpexp.cell import announce
@@ -13,10 +14,12 @@ from dpexp.config import to_plain
 from dpexp.console import say
 from dpexp.errors import ConfigError
 from dpexp.orphans import wait_for_orphans
+from dpexp.records import read_run
 from dpexp.resuming import refuse_other_run
 from dpexp.schema import Config
 from dpexp.sweep_lock import SweepLock, lock
 
+_LENGTH = ("epochs", "steps", "until")  # what says how long a run is
 _WAY_OUT = "no resume, which begins anew, with checkpoint.every_s=… or checkpoint.every_steps=…"
 
 
@@ -38,6 +41,7 @@ def folder_to_go_on_in(config: Config, named: Path | None) -> Path:
         what = "no whole checkpoint in this folder" if run.is_dir() else "no such folder"
         raise ConfigError("resume", str(run), f"there is {what}", fix=_WAY_OUT)
     refuse_other_run(str(run), found.state["config"], to_plain(config))
+    _refuse_finished(run, to_plain(config))
     return run
 
 
@@ -73,6 +77,26 @@ def tell_how_to_go_on(run: Path) -> None:
         say(
             f"its state after {saved.step} steps is saved: the same command with resume={run} "
             "goes on from there"
+        )
+
+
+def _refuse_finished(run: Path, config: dict[str, Any]) -> None:
+    """Keep the result of a run that has done all its steps.
+
+    Raises:
+        ConfigError: it has, and no more are asked for.
+    """
+    try:
+        result = read_run(run / "run.json")
+    except (OSError, ValueError):
+        return  # cut off
+    asked = [config.get(key) == result["config"].get(key) for key in _LENGTH]
+    if result["status"] == "ok" and all(asked):
+        raise ConfigError(
+            "resume",
+            str(run),
+            "this run has ended well, so nothing is left to do",
+            fix="more epochs or steps, or no resume",
         )
 
 

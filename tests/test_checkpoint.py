@@ -89,8 +89,10 @@ def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_undisturbed_one() 
         "model.module.bias",
         "model.module.weight",
     ]
-    # With all steps done there is nothing to do, and nothing changes.
-    assert final(dpexp.run([*DROPPED, f"resume={again.folder}"])) == final(whole)
+    # With all steps done there is nothing to do, and the result stays where it is.
+    with pytest.raises(dpexp.ConfigError, match="has ended well"):
+        dpexp.run([*DROPPED, f"resume={again.folder}"])
+    assert json.loads((again.folder / "run.json").read_text())["status"] == "ok"
 
 
 def test_a_lost_rank_starts_all_ranks_again_from_the_last_checkpoint(
