@@ -57,7 +57,7 @@ def test_long_work_is_a_line_now_and_then_on_stderr(
     sink = ProgressSink("ddp-n2", 40)
     for seconds in range(1, 13):
         at(float(seconds))
-        sink.write([make_record(0, global_rows=30)])
+        sink.write([make_record(seconds - 1, global_rows=30)])
     sink.close()
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -74,9 +74,9 @@ def test_the_rate_is_that_of_the_last_seconds_and_says_so(
     sink = ProgressSink("none-n1", 40)
     for seconds in (1, 2, 3, 4, 5):
         at(float(seconds))
-        sink.write([make_record(0, global_rows=30)])
+        sink.write([make_record(seconds - 1, global_rows=30)])
     at(10.0)  # the sixth step took 5 seconds
-    sink.write([make_record(0, global_rows=30)])
+    sink.write([make_record(5, global_rows=30)])
     sink.close()
     assert capsys.readouterr().err.splitlines() == [
         "none-n1: step 5/40, 30 samples/s lately, 30 so far, 35 s left",
