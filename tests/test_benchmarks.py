@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import overhead
+from benchmarks import checkpoints, overhead
 from benchmarks.common import Pair, bootstrap, seconds_per_step, show, take_turns
 from benchmarks.overhead import COMPARED, LOOPS, REFERENCES, SWITCHES, Job
 from benchmarks.overhead_page import INSTALL, Comparison, Cost, Loop, page, verdict
@@ -297,3 +297,9 @@ def test_the_page_is_written_only_if_asked_for(
     overhead.main()
     assert target.read_text("utf-8").startswith("# What dpexp costs a step\n")
     assert called
+
+
+def test_what_the_steps_after_a_save_take_more_is_shared_out_over_all() -> None:
+    # Warm-up is slow. Five steps of 12 after each of two saves, the second at the very end.
+    steps_us = [99.0] * 10 + [10.0] * 30 + [12.0] * 5 + [10.0] * 55
+    assert checkpoints.shared_out(steps_us, [40, 100]) == pytest.approx((10.0, 10.1))
