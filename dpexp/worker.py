@@ -28,6 +28,7 @@ from dpexp.device import forget_peaks, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
 from dpexp.events.file import code_block
 from dpexp.feed import end_notes
+from dpexp.lifeline import stop_listening
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.metrics import Scoring
 from dpexp.parallel import Strategy
@@ -283,6 +284,7 @@ def _flushed(
     try:
         yield
     except BaseException:
+        stop_listening()  # the launcher ends all ranks once it sees that one has failed
         try:
             recorder.flush(together=False)
         except NonFiniteLossError as found:
