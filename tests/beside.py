@@ -40,7 +40,7 @@ NAMES = {
         comm_recorder comm_times comparing compose composing config contrast cut device
         env equality errors evaluate experiments exposure extra_work extras failures
         feed files full_disk gpt inspect job_config judge launched_ranks launchers
-        launching leftover loading losses many_ranks masking metrics models network nvml
+        leftover loading losses many_ranks masking metrics models network nvml
         odd_text one_queue optimizers packaging pairing parity plan plan_workloads
         precision preload prepare provenance publishing rates records reference
         repeating repeats results resume resuming run_folder scale schedule shapes

@@ -144,10 +144,10 @@ def test_the_first_node_is_at_its_name_or_at_the_address_that_slurm_has(commands
 
 
 def test_steps_and_jobs_have_ports_of_their_own() -> None:
-    steps = [Step(job, step, 0, 0, 2, 2, "n0") for job in (70, 71) for step in (0, 1)]
+    steps = [Step(job, step, 0, 0, 0, 2, 2, "n0") for job in (70, 71) for step in (0, 1)]
     ports = [slurm.port_of(step) for step in steps]
     assert ports == [21120, 21121, 21136, 21137]
-    assert slurm.port_of(Step(10**9, 3, 0, 0, 2, 2, "n0")) < 32000
+    assert slurm.port_of(Step(10**9, 3, 0, 0, 0, 2, 2, "n0")) < 32000
 
 
 def test_without_srun_its_tasks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

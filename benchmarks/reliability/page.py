@@ -51,6 +51,7 @@ def _counted(texts: Iterable[str], most: int = 4) -> str:
 def plain(told: str) -> str:
     """A line of the console without what is another in each try, as Markdown."""
     text = re.sub(r"\S*/(reliability-\w+|dpexp-\w+)", "…", told)
+    text = re.sub(r"/\S*/(lib/python3)", r"…/\1", text)  # where this machine has Python
     text = re.sub(r"\S+/(?=benchmarks/)", "", text)
     text = re.sub(r"(\[127\.0\.0\.1\]:|pid[ =(]+)\d+", r"\1…", text)
     text = text if len(text) <= LONG else text[: LONG - 1] + "…"
