@@ -107,11 +107,10 @@ def refuse_other_run(folder: str, old: Mapping[str, Any], new: Mapping[str, Any]
         if not any(line.startswith((f"{key}:", f"{key}.")) for key in free)
     ]
     if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise ConfigError(
             "resume",
             folder,
-            f"its checkpoint is of a run with another config: {'; '.join(changed[:3])}{more}",
+            f"its checkpoint is of a run with another config: {_first(changed)}",
             fix="the config as it was, or a new run without resume",
         )
 
@@ -253,13 +252,17 @@ def _refuse_changed(sweep: str, earlier: Found, cell: Planned) -> None:
         return
     changed = differences(known, now)
     if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise ConfigError(
             "resume",
             sweep,
-            f"{earlier.folder} is done, with another config: {'; '.join(changed[:3])}{more}",
+            f"{earlier.folder} is done, with another config: {_first(changed)}",
             fix="the config as it was, a new sweep, or rerun=all",
         )
+
+
+def _first(changed: Sequence[str]) -> str:
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return "; ".join(changed[:3]) + more
 
 
 def _by_key(overrides: Sequence[str]) -> dict[str, list[str]]:
