@@ -38,7 +38,7 @@ from dpexp.sweep_folder import (
     left_to_run,
     write_record,
 )
-from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
+from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new, claim_run
 
 Composed = Callable[[Sequence[str]], DictConfig]
 
@@ -91,14 +91,14 @@ def run(overrides: Sequence[str] = (), folder: str | Path | None = None) -> Run:
         check(config)
         where = folder_to_go_on_in(config, named).absolute()
         held = take_over(where)
-        try:
-            with listening():
-                return _run(composed, overrides, where, in_sweep=False)
-        finally:
-            held.release()
-    where = compose.fresh_folder(compose.RUNS) if named is None else named
-    with listening():
-        return _run(composed, overrides, where, in_sweep=False)
+    else:
+        where = compose.fresh_folder(compose.RUNS) if named is None else named
+        held = claim_run(where)
+    try:
+        with listening():
+            return _run(composed, overrides, where, in_sweep=False)
+    finally:
+        held.release()
 
 
 def sweep(overrides: Sequence[str], folder: str | Path | None = None) -> Sweep:

@@ -18,7 +18,7 @@ from dpexp.errors import ConfigError, RefusedInRankError, SkippedCellError
 from dpexp.plan import HardwareFacts, RunPlan, make_plan
 from dpexp.provenance import code_of, git_state
 from dpexp.recording import UnwrittenResultError, record, write_result
-from dpexp.records import STEP_TABLES, ErrorRecord, RunResult
+from dpexp.records import STEP_TABLES, STEPS_LEFT, ErrorRecord, RunResult
 from dpexp.schema import ONE_PROCESS, Config
 from dpexp.schema_measuring import RanksFrom
 from dpexp.seats import seated
@@ -278,7 +278,7 @@ def _interrupts_recorded(folder: Path, user_dir: Path) -> Iterator[None]:
         result = slurm.explained(stop.result)
         if result.status != "ok":  # else the run had just come to its end
             # The figures are gone with the ranks; what they wrote step by step is there.
-            result = replace(result, notes=[*result.notes, f"see {STEP_TABLES}"])
+            result = replace(result, notes=[*result.notes, STEPS_LEFT])
         try:
             with suppress(KeyboardInterrupt):  # a second one: the sinks are left, not the record
                 result = record(result, folder, user_dir)

@@ -110,6 +110,7 @@ def discard(folder: Path) -> None:
     for pattern in (
         "multirun.yaml",
         "dpexp.log",
+        ".lock",
         "shapes.csv",
         "events.out.tfevents.*.dpexp",
         STEP_TABLES,

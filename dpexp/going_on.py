@@ -27,7 +27,9 @@ def folder_to_go_on_in(config: Config, named: Path | None) -> Path:
     """The folder of the run that `resume` names, or the newest one that has a checkpoint.
 
     Args:
-        named: the folder that the run is told to write to (``hydra.run.dir``), if it is.
+        named: the folder that the run is told to write to (``hydra.run.dir``), if it is. Where that
+            has nothing to go on from, ``resume=true`` begins the run there: a script of a job may
+            always say both.
 
     Raises:
         ConfigError: there is none, it has no checkpoint, or that is of a run with another config.
@@ -37,6 +39,8 @@ def folder_to_go_on_in(config: Config, named: Path | None) -> Path:
     else:
         run = _newest_run() if named is None else named
     found = checkpoint.newest(run)
+    if found is None and config.resume is True and named is not None and not _ended_well(run):
+        return run  # the first start of a job that is always told to resume, or one cut off early
     if found is None:
         what = "no whole checkpoint in this folder" if run.is_dir() else "no such folder"
         raise ConfigError("resume", str(run), f"there is {what}", fix=_WAY_OUT)
@@ -64,9 +68,11 @@ def take_over(run: Path) -> SweepLock:
         held.release()
         raise
     found = checkpoint.newest(run)
-    step = 0 if found is None else found.step
     aside = "" if kept is None else f"; what it had written so far is in {kept}"
-    announce([f"{run} goes on from step {step}{aside}"])
+    if found is None:
+        announce([f"{run} has no checkpoint to go on from: the run begins{aside}"])
+    else:
+        announce([f"{run} goes on from step {found.step}{aside}"])
     return held
 
 
@@ -78,6 +84,13 @@ def tell_how_to_go_on(run: Path) -> None:
             f"its state after {saved.step} steps is saved: the same command with resume={run} "
             "goes on from there"
         )
+
+
+def _ended_well(run: Path) -> bool:
+    try:
+        return bool(read_run(run / "run.json")["status"] == "ok")
+    except (OSError, ValueError):
+        return False  # there is none, or it was cut off
 
 
 def _refuse_finished(run: Path, config: dict[str, Any]) -> None:

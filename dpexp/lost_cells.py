@@ -12,7 +12,14 @@ from dpexp import env, slurm
 from dpexp.config import load, to_plain
 from dpexp.errors import ConfigError
 from dpexp.recording import write_result
-from dpexp.records import STEP_TABLES, ErrorRecord, RunResult, read_run, run_result_from
+from dpexp.records import (
+    STEP_TABLES,
+    STEPS_LEFT,
+    ErrorRecord,
+    RunResult,
+    read_run,
+    run_result_from,
+)
 
 
 def record_lost(
@@ -46,7 +53,7 @@ def record_lost(
         scaling=str(config.get("scaling")),
         error=error or ErrorRecord(kind, "Launcher", message, phase="launch"),
         repeat=config.get("repeat", 0),
-        notes=[f"see {STEP_TABLES}"] if any(folder.glob(STEP_TABLES)) else [],
+        notes=[STEPS_LEFT] if any(folder.glob(STEP_TABLES)) else [],
     )
     write_result(result, folder)
 

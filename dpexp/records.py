@@ -24,6 +24,7 @@ COMM_PARTS = ("comm_exposed", "comm_overlapped", "straggler_wait")
 
 # The tables of steps in a run's folder: of a rank, or of a host (see plan.MOST_RANK_FILES).
 STEP_TABLES = "steps.*.csv"
+STEPS_LEFT = f"the steps that it made are in {STEP_TABLES}"
 
 STATUSES = ("ok", "failed", "skipped", "interrupted")
 KINDS = (

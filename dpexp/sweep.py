@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
 from dpexp import env, slurm
-from dpexp.cell import announce, claim_folder
+from dpexp.cell import announce
 from dpexp.check import check
 from dpexp.compose import SWEEPS, discard, explain_os
 from dpexp.config import load, without_hydra
@@ -28,7 +28,7 @@ from dpexp.resuming import refuse_rerun_alone, without_own
 from dpexp.schema import Config
 from dpexp.schema_measuring import RanksFrom
 from dpexp.searching import OPTUNA
-from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new
+from dpexp.sweep_lock import SweepLock, claim_earlier, claim_new, claim_run
 
 
 @final
@@ -71,7 +71,7 @@ class DpexpCallback(Callback):
             if own.resume is not None:
                 _put_run(config, _go_on_with_run(own, config))
             elif outer is None:
-                claim_folder(Path(config.hydra.run.dir))
+                atexit.register(claim_run(Path(config.hydra.run.dir)).release)
             else:
                 _put_run(config, run_folder(outer, _typed(config), own))
             if outer is not None and outer.rank != 0:

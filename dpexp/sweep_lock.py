@@ -1,4 +1,4 @@
-"""Whose the folder of a sweep is: one process at a time writes into it. No torch."""
+"""Whose the folder of a sweep or a run is: one process at a time writes into it. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
-from dpexp.cell import announce
+from dpexp.cell import announce, claim_folder
 from dpexp.errors import ConfigError
 from dpexp.records import STEP_TABLES
 from dpexp.resuming import LAST
@@ -21,7 +21,7 @@ LOCK = ".lock"
 
 @final
 class SweepLock:
-    """The right to write into a sweep's folder. The system gives it back when a process dies."""
+    """The right to write into a folder. The system gives it back when a process dies."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self._path = path
@@ -32,13 +32,14 @@ class SweepLock:
         if self._handle is not None:
             # Removed while it is still locked: who has opened it meanwhile sees that it is gone.
             with suppress(OSError):  # a disk that has become read-only; whoever comes may lock it
-                self._path.unlink(missing_ok=True)
+                if _same_file(self._handle, self._path):  # else the folder is somebody else's now
+                    self._path.unlink()
             os.close(self._handle)
             self._handle = None
 
 
 def lock(folder: Path, key: str) -> SweepLock:
-    """Take a sweep's folder for this process; it is made if it is not there.
+    """Take a folder for this process; it is made if it is not there.
 
     Args:
         key: the config key that names the folder, for the refusal.
@@ -62,7 +63,9 @@ def lock(folder: Path, key: str) -> SweepLock:
                 fix="wait for its end, or another folder",
             ) from None
         except OSError as error:  # a file system without locks
-            announce([f"{folder} cannot be locked ({error.strerror}): start one sweep in it only"])
+            announce(
+                [f"{folder} cannot be locked ({error.strerror}): start one run or sweep in it only"]
+            )
             return SweepLock(path, handle)
         if _same_file(handle, path):
             return SweepLock(path, handle)
@@ -95,6 +98,21 @@ def claim_new(folder: Path) -> SweepLock:
             f"already holds a sweep ({found.relative_to(folder).parts[0]})",
             fix=f"resume={folder} to go on with it, another hydra.sweep.dir for a new one, or none",
         )
+    return held
+
+
+def claim_run(folder: Path) -> SweepLock:
+    """Take a folder for a new run that is not of a sweep.
+
+    Raises:
+        ConfigError: it holds a run, or another process has just begun one there.
+    """
+    held = lock(folder, "hydra.run.dir")
+    try:
+        claim_folder(folder)
+    except BaseException:
+        held.release()
+        raise
     return held
 
 

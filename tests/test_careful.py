@@ -87,7 +87,7 @@ def test_a_launcher_that_gives_up_leaves_an_end_of_every_cell(
     assert (ok["status"], lost["status"], unborn["status"]) == ("ok", "failed", "failed")
     assert lost["error"]["kind"] == "crash"
     assert "its process ended without a word (RuntimeError: a worker" in lost["error"]["message"]
-    assert lost["notes"] == ["see steps.*.csv"]
+    assert lost["notes"] == ["the steps that it made are in steps.*.csv"]
     assert "it did not begin" in unborn["error"]["message"]
     assert (unborn["label"], unborn["num_devices"]) == ("ddp-n2", 2)
     assert "the launcher joblib gave up: RuntimeError: a worker was killed" in (

@@ -338,6 +338,33 @@ def test_a_cell_that_was_cut_off_goes_on_from_its_checkpoint(workdir: Path) -> N
     assert not list((again.folder / "earlier").glob("*/checkpoints"))
 
 
+def test_a_job_that_always_resumes_begins_at_its_first_start(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = dpexp.run([*PLAIN, "resume=true"], folder=workdir / "job")
+    assert (run.result.checkpoint or {})["gone_on_from"] is None
+    assert final(run) == final(dpexp.run(PLAIN))
+    assert "no checkpoint to go on from: the run begins" in capsys.readouterr().err
+    with pytest.raises(dpexp.ConfigError, match="this run has ended well"):
+        dpexp.run([*PLAIN, "resume=true"], folder=workdir / "job")
+
+
+def test_a_job_that_was_cut_off_before_its_first_checkpoint_begins_anew(workdir: Path) -> None:
+    early = ["inject.die_rank=0", "inject.at_step=1"]
+    cut = dpexp.run([*PLAIN, *early], folder=workdir / "job")
+    assert cut.result.status == "failed"
+    run = dpexp.run([*PLAIN, "resume=true"], folder=workdir / "job")
+    assert final(run) == final(dpexp.run(PLAIN))
+    assert (workdir / "job" / "earlier" / "attempt-1" / "run.json").exists()
+
+
+def test_the_result_of_a_run_without_checkpoints_is_not_begun_anew(workdir: Path) -> None:
+    without = [*TRAINED, "steps=2"]
+    final(dpexp.run(without, folder=workdir / "job"))
+    with pytest.raises(dpexp.ConfigError, match="no whole checkpoint in this folder"):
+        dpexp.run([*without, "resume=true"], folder=workdir / "job")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

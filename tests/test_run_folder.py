@@ -17,6 +17,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import dpexp
 from dpexp import server
+from dpexp.sweep_lock import claim_run
 
 Runner = Callable[..., dpexp.Run]
 
@@ -203,6 +204,21 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_as_it_is(tmp_path: Path) 
         dpexp.run(["steps=2"], folder=tmp_path / "mine")
     after = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
     assert after == before
+
+
+def test_a_folder_in_which_another_run_has_begun_is_refused(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    held = claim_run(tmp_path / "mine")
+    ended = cli("hydra.run.dir=mine", "steps=1")
+    assert ended.returncode == 1
+    assert "another process works in this folder" in ended.stderr
+    with pytest.raises(dpexp.ConfigError, match="another process works in this folder"):
+        dpexp.run(["steps=1"], folder=tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [".lock"]
+    held.release()
+    run = dpexp.run(["steps=1"], folder=tmp_path / "mine")
+    assert run.result.status == "ok" and not (run.folder / ".lock").exists()
 
 
 def test_the_command_line_refuses_a_folder_that_holds_a_run(

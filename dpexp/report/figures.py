@@ -89,8 +89,9 @@ def curves_figure(cells: Sequence[Cell], metric: Metric, top: float | None = Non
 
 
 def known(cells: Sequence[Cell], metric: Metric) -> list[Cell]:
-    """The cells that have a point in the metric's figure."""
-    return [cell for cell in cells if cell.num_devices and getattr(cell, metric.field) is not None]
+    """The cells that have a point in the metric's figure: not those that did not run in one go."""
+    rated = [cell for cell in cells if cell.num_devices and cell.steady]
+    return [cell for cell in rated if getattr(cell, metric.field) is not None]
 
 
 def interval(cell: Cell, metric: Metric) -> tuple[float, float] | None:

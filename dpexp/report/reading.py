@@ -140,11 +140,21 @@ def _ended_from_outside(source: Source) -> bool:
 def _left_of(cell: Path) -> str:
     """What there is of a run without a result."""
     try:
-        steps = max(0, (cell / "steps.rank0.csv").read_bytes().count(b"\n") - 1)
+        steps = _steps_of_rank_0(cell)
     except OSError:
         steps = 0
     left = f"; {count_of(steps, 'step')} of rank 0 can be read" if steps else ""
     return f"there is no run.json: the command was killed, or the run still goes on{left}"
+
+
+def _steps_of_rank_0(cell: Path) -> int:
+    """How many whole rows its table has, or that of its host, whose rows begin with the rank."""
+    own = cell / "steps.rank0.csv"
+    if own.exists():
+        return max(0, own.read_bytes().count(b"\n") - 1)
+    tables = sorted(cell.glob("steps.host*.csv"))
+    whole = [line for table in tables for line in table.read_bytes().split(b"\n")[:-1]]
+    return sum(line.startswith(b"0,") for line in whole)
 
 
 def _typed_from(folder: Path, cwd: Any) -> str:

@@ -10,6 +10,7 @@ from dpexp.report.numbers import percent
 from dpexp.report.scaling import Cell
 from dpexp.report.selection import MOST_BOARDS, SUSPECT, named
 from dpexp.report.trust import went_on
+from dpexp.report.whereabouts import checkpoints_line, hosts_line, pinned_line
 
 EMULATED = (
     "dp ran on virtual devices that share the CPU (emulated): its times show what dp's four steps "
@@ -54,13 +55,18 @@ def machine_warnings(run: Run) -> list[str]:
 
 
 def notes_of(cells: Sequence[Cell], runs: Mapping[str, Run]) -> tuple[tuple[str, str], ...]:
-    """The notes of each cell that are no warnings: its folder, the note."""
+    """The notes of each cell that are no warnings, and where it was: its folder, the note."""
     found: dict[str, list[str]] = {}
     for cell in cells:
         warned = {text for name in cell.folders for text in machine_warnings(runs[name])}
         for note in cell.notes:
             if note not in warned and TOGETHER not in note:
                 found.setdefault(note, []).append(cell.folder)
+    for cell in cells:
+        for about in (hosts_line, pinned_line, checkpoints_line):
+            told = about(runs[cell.folder])
+            if told is not None:
+                found.setdefault(told, []).append(cell.folder)
     rows = [(named(folders), note) for note, folders in found.items()]
     if len({cell.setting for cell in cells}) > MOST_BOARDS:
         rows.append(("scaling", f"TensorBoard has the {MOST_BOARDS} settings that scale best"))

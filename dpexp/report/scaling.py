@@ -67,6 +67,7 @@ class Cell:
     rank: int | None = None
     step: int | None = None
     straggler: str | None = None  # the rank that the others wait for, and its phase
+    steady: bool = True  # its rate is of runs that went from their beginning to their end in one go
 
 
 def analyse(runs: dict[str, Run]) -> list[Cell]:
@@ -131,6 +132,7 @@ def _cell(
         **{"samples_per_s": None, **own_figures([runs[name] for name in rated])},
         parity=(run.get("parity") or {}).get("verdict"),
         straggler=_straggler(run),
+        steady=all(went_on(runs[name]) is None for name in rated),
         **_end(runs[failures[0]] if failures else {}),
         waterfall=None if broken else waterfall([runs[n] for n in rated], [runs[n] for n in base]),
         **_against(() if broken else rated, base, runs),

@@ -114,6 +114,14 @@ def test_of_a_sweep_whose_command_was_killed_it_says_what_is_open_and_how_to_go_
     assert f"to go on: {found.resume}" in capsys.readouterr().out
 
 
+def test_steps_of_a_cut_off_cell_with_a_table_per_host_are_those_of_rank_0(tmp_path: Path) -> None:
+    folder = written(tmp_path, at("none", 1, 100.0))
+    (folder / "1_ddp_n70").mkdir()
+    (folder / "1_ddp_n70/steps.host0.csv").write_text("rank,step\n0,0\n10,0\n2,0\n0,1\n0,")
+    (failure,) = content_of([folder]).failures
+    assert failure.message.endswith("; 2 steps of rank 0 can be read")
+
+
 @pytest.mark.parametrize(("kind", "told"), [("time_limit", True), ("user_error", False)])
 def test_how_to_go_on_is_told_where_a_run_was_ended_from_outside(
     tmp_path: Path, kind: str, told: bool
@@ -238,6 +246,18 @@ def test_each_doubt_is_told_once_with_its_cells(tmp_path: Path) -> None:
     assert injected == "disturbed on purpose: rank 1 pauses (2_ddp_n8)"
     assert found.notes[0] == ("0_none_n1, 1_dp_n2", "n")
     assert not [note for _, note in found.notes if "busy" in note]
+
+
+def test_where_a_cell_ran_and_what_it_saved_are_notes(tmp_path: Path) -> None:
+    saved = {"count": 3, "last_step": 30, "failed": 0, "gone_on_from": None}
+    hosts = [{"host": "a", "ranks": [0]}, {"host": "b", "ranks": [1]}]
+    there = {"hosts": hosts, "pinned": [[2], [3]], "checkpoint": saved}
+    found = content(tmp_path, at("none", 1, 100.0), at("ddp", 2, 150.0, **there))
+    assert [note for where, note in found.notes if where == "1_ddp_n2"] == [
+        "on 2 hosts: a (rank 0), b (rank 1)",
+        "pinned: rank 0 to core 2, rank 1 to core 3",
+        "checkpoints: 3 saved, the last after 30 steps",
+    ]
 
 
 def test_where_cells_ran_in_different_environments_each_value_names_its_cells(

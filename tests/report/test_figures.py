@@ -67,6 +67,11 @@ def test_points_lie_at_their_devices_in_order_and_the_ideal_follows_the_baseline
     assert axes.get_ylim()[0] == 0
 
 
+def test_a_cell_that_did_not_run_in_one_go_has_no_point() -> None:
+    cells = [make_cell(), make_cell("ddp", 2, 1.8), make_cell("ddp", 4, 3.4, steady=False)]
+    assert curves(curves_figure(cells, THROUGHPUT).axes[0])["ddp"] == [(2, pytest.approx(180))]
+
+
 def test_emulated_devices_are_hollow_and_dashed_and_others_are_not() -> None:
     lines = {line.get_label(): line for line in curves_figure(CELLS, SPEEDUP).axes[0].lines}
     assert lines["dp (emulated)"].is_dashed()

@@ -290,6 +290,7 @@ def test_a_cell_that_did_not_run_in_one_go_has_no_speed_up_and_is_no_baseline() 
         "1_ddp_n1": (1.0, 1.0, "1_ddp_n1"),
         "2_ddp_n2": (None, None, "1_ddp_n1"),
     }
+    assert [cell.steady for cell in cells] == [False, True, False]
     assert cells[0].reason == "went on from a checkpoint after 20 steps"
     assert cells[2].reason == "started again 1 time after a rank was lost, 2.5 s lost"
 
@@ -300,6 +301,7 @@ def test_of_repeats_those_that_did_not_run_in_one_go_are_left_out_of_the_rate() 
     )
     cells = analyse({"0_none_n1": first, "1_none_n1": {**second, "checkpoint": WENT_ON}})
     assert [(cell.repeats, cell.samples_per_s, cell.speedup) for cell in cells] == [(2, 100.0, 1.0)]
+    assert cells[0].steady
 
 
 def test_a_cell_that_failed_parity_is_no_baseline() -> None:
