@@ -10,6 +10,7 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ COMMON = (
     "warmup_steps=3",
 )  # fmt: skip
 PAIRS = 8
+RANKS = (2, 4)
+HEAD = (
+    "| disturbance | strategy | devices | must be found | found | what was found |",
+    "|---|---|---|---|---|---|",
+)
 
 
 def draw(scenario: Scenario, ranks: int, seed: int) -> Drawn:
@@ -60,10 +66,15 @@ def rows(scenario: Scenario, ranks: int, draws: Sequence[Drawn]) -> list[str]:
     for claim in scenario.claims:
         held = sum(claim.holds(drawn) for drawn in draws)
         lines.append(
-            f"| {scenario.name} | {scenario.strategy} | {ranks} | {claim.text} "
-            f"| {held} of {len(draws)} | {_seen([claim.shown(drawn) for drawn in draws])} |"
+            f"{_place(scenario, ranks)} {claim.text} | {held} of {len(draws)} "
+            f"| {_seen([claim.shown(drawn) for drawn in draws])} |"
         )
     return lines
+
+
+def _place(scenario: Scenario, ranks: int) -> str:
+    """What the scenario's lines begin with."""
+    return f"| {scenario.name} | {scenario.strategy} | {ranks} |"
 
 
 def _seen(shown: Sequence[str | float]) -> str:
@@ -75,33 +86,44 @@ def _seen(shown: Sequence[str | float]) -> str:
 
 
 def main() -> None:
-    """Run all scenarios and print the table; with ``--write`` into docs/validation.md."""
-    parser = argparse.ArgumentParser()
+    """Run the scenarios and print the table; with ``--write`` into docs/validation.md."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.validation")
     parser.add_argument("--draws", type=int, default=20, help="runs of each scenario")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="WORD",
+        help="scenarios with one of these words in their name; the page keeps its other lines",
+    )  # fmt: skip
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
-    table = [
-        "| disturbance | strategy | devices | must be found | found | what was found |",
-        "|---|---|---|---|---|---|",
-    ]
-    for scenario in SCENARIOS:
-        for ranks in (2, 4):
-            draws = [draw(scenario, ranks, seed) for seed in range(options.draws)]
-            lines = rows(scenario, ranks, draws)
-            print("\n".join(lines), flush=True)
-            table += lines
-    if options.write:
-        write_whole(PAGE, _page("\n".join(table), options.draws))
-
-
-def _page(table: str, draws: int) -> str:
     load = psutil.cpu_percent(1.0) / 100
+    found: dict[str, list[str]] = {}
+    for scenario, ranks in product(SCENARIOS, RANKS):
+        if not options.only or any(word in scenario.name for word in options.only):
+            draws = [draw(scenario, ranks, seed) for seed in range(options.draws)]
+            found[_place(scenario, ranks)] = rows(scenario, ranks, draws)
+            print("\n".join(found[_place(scenario, ranks)]), flush=True)
+    if options.write:
+        write_whole(PAGE, _page(_with_those_of_page(found), load))
+
+
+def _with_those_of_page(found: dict[str, list[str]]) -> list[str]:
+    """All lines of the table, those that were not made anew as the page has them."""
+    before = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
+    lines = []
+    for scenario, ranks in product(SCENARIOS, RANKS):
+        place = _place(scenario, ranks)
+        lines += found.get(place) or [line for line in before if line.startswith(place)]
+    return lines
+
+
+def _page(lines: Sequence[str], load: float) -> str:
     facts = "; ".join(f"{name}: {fact}" for name, fact in describe(load).items())
+    table = "\n".join([*HEAD, *lines])
     return f"""# Injected truth against what dpexp says
 
-Made by `python -m benchmarks.validation --write`. Each line is {draws} runs: a rank per device on
-gloo under `ddp` and `fsdp`, one process with emulated devices under `dp`; each beside a run without
-the disturbance and one on one device. The model's computation is a pause
+Made by `python -m benchmarks.validation --write`. Each line is of runs that each lie beside one
+without the disturbance and one on one device: with a process per device on gloo under `ddp` and
+`fsdp`, with emulated devices under `dp`. The model's computation is a pause
 of known length (0.5 to 5 ms for each row of forward, twice that in backward), so that ranks do not
 fight for cores and the truth is known; the processes, the gradients' transport and the noise are
 real. A time is found if it is within 10 % or 1 ms of the truth, whichever is more. See

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -227,3 +228,59 @@ def test_in_a_shell_of_an_allocation_a_run_waits_for_no_task(
         assert found["status"] == "ok"
         assert found["num_processes"] == 2
         assert any("Slurm's variables tell of 4 tasks: not used" in n for n in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tasks_per_node", "lost", "node"), [(2, 2, 3, "n1"), (2, 2, 0, "n0"), (3, 1, 2, "n2")]
+)
+def test_a_task_that_is_lost_is_named(
+    slurm: SlurmCluster, here: Path, nodes: int, tasks_per_node: int, lost: int, node: str
+) -> None:
+    command = SPREAD.replace("--nodes=2", f"--nodes={nodes}")
+    command = command.replace("--ntasks-per-node=2", f"--ntasks-per-node={tasks_per_node}")
+    ended = run(
+        *shown(
+            command, "epochs=null", "steps=100000", f"inject.die_rank={lost}", "inject.at_step=9"
+        )
+    )
+    assert ended.returncode != 0
+    (path,) = here.glob("outputs/runs/*/*/run.json")
+    error = json.loads(path.read_text())["error"]
+    assert (error["kind"], error["rank"], error["host"]) == ("crash", lost, node), error
+    assert f"rank {lost} on {node} ended without a word" in error["message"]
+
+
+def test_a_second_ctrl_c_waits_for_no_job(slurm: SlurmCluster, here: Path, submitit: None) -> None:
+    arguments = [
+        *DPEXP, "-m", "hydra/launcher=submitit_slurm", "hydra.sweep.dir=sweep", "device=cpu",
+        "model=custom", "model._target_=userlaunched.Told", "+model.how=stuck", "num_devices=1",
+    ]  # fmt: skip
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as sweep:
+        wait_for(1, "stuck.*", sweep)
+        sweep.send_signal(signal.SIGINT)
+        time.sleep(2.0)
+        assert sweep.poll() is None, "it did not wait for the job that hears no signal"
+        sweep.send_signal(signal.SIGINT)
+        began_s = time.monotonic()
+        told = sweep.communicate(timeout=60)[1]
+        ended_s = time.monotonic() - began_s
+    assert (sweep.returncode, ended_s < 5.0) == (130, True), told
+
+
+def test_in_a_shell_of_srun_a_run_starts_its_own_ranks(slurm: SlurmCluster, here: Path) -> None:
+    plain = SHELL[SHELL.index("python") :]
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        ["srun", "--pty", "bash", "-c", f"{plain} hydra.run.dir=pty"],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    ) as shell:  # fmt: skip
+        os.close(theirs)
+        told = b""
+        with contextlib.suppress(OSError):  # the terminal is gone: so Linux tells its end
+            while part := os.read(ours, 4096):
+                told += part
+        assert shell.wait(timeout=120) == 0, told
+    os.close(ours)
+    assert b"ddp-n2 on cpu" in told
+    found = json.loads((here / "pty/run.json").read_text())
+    assert (found["status"], found["num_processes"]) == ("ok", 2)

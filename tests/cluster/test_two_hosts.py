@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from namespaces import ADDRESSES, HOSTS, Cable, cable, lacking, shown
+from namespaces import ADDRESSES, HOSTS, TESTS, Cable, cable, lacking, shown
 
 pytestmark = pytest.mark.cluster
 
@@ -234,3 +234,56 @@ def test_a_rank_that_is_killed_starts_the_run_again_from_its_checkpoint(
     assert any("started again 1 time" in note for note in result["notes"])
     earlier = read(folder / "earlier" / "attempt-1" / "run.json")
     assert earlier["error"]["message"] == cause["message"]
+
+
+def elastic(host: str, **changes: str) -> list[str]:
+    """The page's command with the elastic rendezvous, with other values of some of its flags."""
+    command = [
+        next((f"--{k}={v}" for k, v in changes.items() if each.startswith(f"--{k}=")), each)
+        for each in ELASTIC[host]
+    ]
+    assert all(f"--{name}={value}" in command for name, value in changes.items())
+    return command
+
+
+def test_a_cut_cable_ends_the_agents_of_an_elastic_rendezvous_as_soon_as_tcp_gives_up(
+    lab: Cable, tmp_path: Path
+) -> None:
+    """By the setting that the page names: torch's store waits for nothing else."""
+    page = (TESTS.parent / "docs/clusters.md").read_text("utf-8")
+    setting = "sysctl -w net.ipv4.tcp_retries2=5"  # of a network namespace's own
+    assert f"`{setting}`" in page
+    timeout_s = 10
+    for host in HOSTS:
+        command = elastic(host, **{"max-restarts": "0"})
+        more = [*ENDLESS, f"parallel.timeout_s={timeout_s}"]
+        lab.start(host, [*command, *more], cwd=tmp_path, before=setting)
+    until(lambda: len(steps_of(tmp_path, 3)) > 3)
+    lab.cut()
+    assert 0 not in lab.wait(timeout_s + 10)
+    (result,) = results(tmp_path)
+    assert result["status"] == "failed"
+    assert "Not reachable from here: " in result["error"]["message"]
+
+
+def test_when_a_whole_host_is_lost_the_other_goes_on_from_the_checkpoint(
+    lab: Cable, tmp_path: Path
+) -> None:
+    saving = ("checkpoint.every_s=null", "checkpoint.every_steps=20")
+    for host in HOSTS:
+        command = [*elastic(host, nnodes="1:2"), *TRAINING, "epochs=null", "steps=4000", *saving]
+        lab.start(host, command, cwd=tmp_path)
+    until(lambda: len(steps_of(tmp_path, 0)) > 60)
+    for pid in lab.pids("b"):
+        os.kill(pid, signal.SIGKILL)
+    on_a, on_b = lab.wait(2 * START_S)
+    assert (on_a, on_b) == (0, -signal.SIGKILL)
+
+    (folder,) = tmp_path.glob("outputs/runs/*/*")
+    result = read(folder / "run.json")
+    assert (result["status"], result["num_devices"]) == ("ok", 2)
+    assert [each["host"] for each in result["hosts"]] == ["a"]
+    assert result["steps"]["total"] == 4000
+    (cause,) = result["restarts"]["causes"]
+    assert cause["host"] == "b"
+    assert cause["gone_on_from"] >= 20

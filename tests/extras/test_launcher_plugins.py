@@ -110,6 +110,18 @@ def test_ray_gives_each_cell_its_cores_and_gpus_and_leaves_nothing_in_the_home_f
 
 
 @needs("hydra_ray_launcher")
+def test_the_first_command_of_the_page_for_ray_does_what_it_says(cli: Cli, tmp_path: Path) -> None:
+    page = (TESTS.parent / "docs/clusters.md").read_text("utf-8").split("\n## Ray\n")[1]
+    command = page.split("```bash\n")[1].split("\n```")[0]
+    python, *rest = command.split()
+    assert (python, rest[:2]) == ("python", ["-m", "dpexp"])
+    ended = cli(*rest[2:])
+    assert ended.returncode == 0, ended.stderr
+    (sweep,) = tmp_path.glob("outputs/sweeps/*/*")
+    assert statuses(sweep) == {"0_ddp_n1": "ok", "1_ddp_n2": "ok"}
+
+
+@needs("hydra_ray_launcher")
 def test_ray_cells_run_on_a_cluster_that_is_there_and_goes_on(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
