@@ -23,12 +23,12 @@ NAMES = {
         hub launcher_plugins library_models trackers vision
     """,
     "parallel": """
-        ddp dp fsdp hooks replicas virtual
+        collectives ddp dp fsdp gathers hooks replicas traffic virtual
     """,
     "report": """
         answers bars boards build_report capacity cells colors content figures intervals
         large_page large_reports markdown markup numbers page parity_report
-        report_command scaling tables waterfall
+        report_command scaling tables waterfall whereabouts
     """,
     "sinks": """
         sink_csv sink_facts sink_tensorboard sink_timeline
@@ -36,16 +36,18 @@ NAMES = {
     "": """
         accumulation anatomy anatomy_buckets anatomy_models arrays bad_command_lines
         bad_input batch_search batches brought build calibration calibration_restores
-        careful causes check check_measuring check_sinks check_workloads collate
-        comm_recorder comm_times comparing compose composing config contrast cut device
-        env equality errors evaluate experiments exposure extra_work extras failures
-        feed files full_disk gpt inspect job_config judge launched_ranks launchers
-        leftover loading losses many_ranks masking metrics models network nvml
-        odd_text one_queue optimizers packaging pairing parity plan plan_workloads
-        precision preload prepare provenance publishing rates records reference
-        repeating repeats results resume resuming run_folder scale schedule shapes
-        soundness stats stragglers streams sweep synthetic tolerance tracing training
-        transfer tutorial uncertainty uncut weights wire
+        careful carried causes check check_measuring check_sinks check_workloads
+        checkpoint checkpoint_commands collate comm_recorder comm_times compare
+        comparing compose composing config contrast cut device docs env env_slurm
+        equality errors evaluate experiments exposure extra_work extras failures feed
+        files full_disk gpt hosts inspect job_config judge launched_ranks launchers
+        leftover loading losses lost_cells many_ranks masking meeting metrics models
+        network nodes nvml odd_text one_queue optimizers packaging pairing parity plan
+        plan_workloads precision preload prepare provenance publishing rates ray_cells
+        records reference repeating repeats restarting results resume resuming rounds
+        run_folder scale schedule shapes slurm_jobs slurm_reasons slurm_requests
+        soundness stats stragglers streams sweep synthetic texts tolerance tracing
+        training transfer tutorial two_agents uncertainty uncut weights wire
     """,
 }
 MODULES = frozenset(
