@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -41,6 +42,7 @@ class CommRecorder:
     def __init__(self, comm: Comm, clock: timing.Clock[Any]) -> None:
         self._comm, self._clock = comm, clock
         self._several = comm.world_size > 1
+        self._width = 1  # collectives of the step that has had the most, the same on every rank
         self._offset = comm.clock()
         self._seconds: dict[str, list[Floats]] = {part: [] for part in COMM_PARTS}
         self._backward_s: dict[str, list[Floats]] = {"exposed": [], "waiting": []}
@@ -53,16 +55,23 @@ class CommRecorder:
         self._stragglers = StragglerCount(comm.world_size, error_s) if counts else None
         self._timeline: list[dict[str, Any]] = []
 
-    def account(self, steps: Steps, *, together: bool) -> StepComm:
-        """Count some steps. Waits for all ranks if `together`."""
-        width = max((len(entries) for entries in steps.collectives), default=0)
+    def account(
+        self, steps: Steps, *, together: bool, beside: Sequence[float] = ()
+    ) -> tuple[StepComm, list[float]]:
+        """Count some steps. Waits for all ranks if `together`.
+
+        Args:
+            beside: numbers that travel along, so that they need no exchange of their own.
+
+        Returns:
+            What the steps cost, and the largest of each of those numbers over the ranks.
+        """
         if self._several and together:
-            width = int(self._comm.max(width))
-        times = times_of(steps, max(width, 1), self._clock)
+            times, last_ready, highest = self._compare(steps, beside)
+        else:
+            times = times_of(steps, max(_most(steps), 1), self._clock)
+            last_ready, highest = times.ready, list(beside)
         begins_s = self._clock.seconds([marks[0] for marks in steps.marks])
-        last_ready = times.ready
-        if self._several and together:
-            last_ready = self._compare(steps, times)
         own = times.exposure(last_ready)
         in_backward = times.of(times.backward).exposure(last_ready)
         arrival_s = np.fmin.reduce(times.ready, axis=1) - begins_s
@@ -76,7 +85,7 @@ class CommRecorder:
         self._keep(steps, own, in_backward, num_bytes)
         self._draw(steps, begins_s, times, last_ready)
         nobody: list[float | None] = [None] * len(begins_s)
-        return StepComm(
+        found = StepComm(
             _known(own.exposed_s),
             _known(own.overlapped_s),
             _known(own.waiting_s) if self._several else nobody,
@@ -84,6 +93,7 @@ class CommRecorder:
             num_bytes,
             rates,
         )
+        return found, highest
 
     def timing(self) -> dict[str, PhaseSummary]:
         """Statistics over the measured steps."""
@@ -115,22 +125,20 @@ class CommRecorder:
         values = np.concatenate(chunks) if chunks else np.zeros(0)
         return float(values.mean()) if len(values) else None
 
-    def _compare(self, steps: Steps, times: Times) -> Floats:
+    def _compare(self, steps: Steps, beside: Sequence[float]) -> tuple[Times, Floats, list[float]]:
         """When the last of all ranks had each collective ready. Waits for all ranks.
 
         A rank gets no rows of the others: what it needs of them is the first and the last one, and
         only rank 0 gets from each a number per step. So a flush costs a rank as much among 1,024
         as among two.
+
+        Returns:
+            This rank's times, when the last rank was ready, and the highest of `beside`.
         """
-        ready, comes = (each - self._offset.offset_s for each in (times.ready, times.comes()))
-        both = np.column_stack([ready, -comes])
-        highest = self._comm.highest(torch.from_numpy(np.where(np.isnan(both), -np.inf, both)))
-        found = highest.numpy()
-        found[np.isneginf(found)] = np.nan  # no rank took part
-        last, first = np.split(found, [ready.shape[1]], axis=1)
+        times, first, last, highest = self._agree(steps, beside)
         measured = steps.measured
         if measured.any():  # the same on every rank
-            late = lateness(comes, -first)[measured]
+            late = lateness(times.comes() - self._offset.offset_s, first)[measured]
             own_legs = legs(steps, times, self._clock)[measured].sum(axis=0)
             everyone = self._comm.collect(torch.from_numpy(np.concatenate([late, own_legs])))
             if everyone is not None and self._stragglers is not None:
@@ -138,7 +146,39 @@ class CommRecorder:
                 step_s = steps.phases_s.sum(axis=1)[measured]
                 self._stragglers.add(late_s, legs_s, step_s, times.meetings())
         # Nobody waits where it does not take part.
-        return np.where(np.isnan(ready), np.nan, last + self._offset.offset_s)
+        last_ready = np.where(np.isnan(times.ready), np.nan, last + self._offset.offset_s)
+        return times, last_ready, highest
+
+    def _agree(
+        self, steps: Steps, beside: Sequence[float]
+    ) -> tuple[Times, Floats, Floats, list[float]]:
+        """Exchange times with all ranks: their shape has to be the same on each.
+
+        How many collectives each has at most travels along. Only where that is more than ever
+        before are the times sent once more: each exchange is a wait for a process that may have to
+        wait for a core.
+
+        Returns:
+            This rank's times; on rank 0's clock, when the first rank came to each meeting and when
+            the last one had each collective ready; and the highest of `beside`.
+        """
+        width = _most(steps)
+        while True:
+            times = times_of(steps, max(self._width, width), self._clock)
+            own = np.full((len(steps.numbers), 2 * self._width + 2), np.nan)  # see Times.comes
+            if width <= self._width:
+                ready, comes = (x - self._offset.offset_s for x in (times.ready, times.comes()))
+                own = np.column_stack([ready, -comes])
+            sent = np.concatenate([np.where(np.isnan(own), -np.inf, own).ravel(), [width], beside])
+            found = self._comm.highest(torch.from_numpy(sent)).numpy()
+            widest = int(found[own.size])
+            if widest <= self._width:
+                break
+            self._width = widest
+        times_s = found[: own.size].reshape(own.shape)
+        times_s[np.isneginf(times_s)] = np.nan  # no rank took part
+        last, first = np.split(times_s, [self._width], axis=1)
+        return times, -first, last, found[own.size + 1 :].tolist()
 
     def _rates(self, steps: Steps, own: Exposure) -> list[float | None]:
         rates: list[float | None] = []
@@ -197,6 +237,11 @@ class CommRecorder:
                     ],
                 }
             )
+
+
+def _most(steps: Steps) -> int:
+    """Collectives of the step that has the most."""
+    return max((len(entries) for entries in steps.collectives), default=0)
 
 
 def _there(seconds: Floats) -> Floats:

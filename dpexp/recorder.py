@@ -103,15 +103,16 @@ class Recorder:
             return  # every rank has the same steps, so none of them waits for this one
         began_s = timing.now_s()
         self._clock.settle()
+        elapsed_s = began_s - self._flushed_at_s
         losses = self._losses(rows, together)
-        records = self._records(rows, losses, together)
+        records, agreed = self._records(rows, losses, together, elapsed_s)
         for sink in self._sinks:
             sink.write(records)
         self._account(records)
         ended_s = timing.now_s()
         self.recording_s += ended_s - began_s
         if together:
-            self._pace(len(rows), began_s - self._flushed_at_s)
+            self._pace(len(rows), *agreed)
         self._flushed_at_s = ended_s
         for record in records:
             if record.loss is not None and not math.isfinite(record.loss):
@@ -153,12 +154,10 @@ class Recorder:
         """Sum of the measured steps."""
         return float(sum(chunk.sum() for chunk in self._seconds["step"]))
 
-    def _pace(self, steps: int, elapsed_s: float) -> None:
+    def _pace(self, steps: int, longest_s: float, stop: float) -> None:
         # All ranks agree on the slowest one's time, so they flush after the same step: in a
         # flush they wait for each other.
         # A mean of rank 0's steps decides for all when it is known well enough.
-        wanted = self._comm.rank == 0 and self._is_enough()
-        _, (longest_s, stop) = self._comm.extent([elapsed_s, float(wanted)])
         self.enough = stop > 0
         slowest_s = max(longest_s, 1e-6)
         aim = int(steps * FLUSH_EVERY_S / slowest_s)
@@ -185,8 +184,9 @@ class Recorder:
         return [total / self._loss_divisor for total in self._comm.sum(values).tolist()]
 
     def _records(
-        self, rows: list[Row], losses: list[float | None], together: bool
-    ) -> list[StepRecord]:
+        self, rows: list[Row], losses: list[float | None], together: bool, elapsed_s: float
+    ) -> tuple[list[StepRecord], list[float]]:
+        """The records, and what :meth:`_pace` needs: the highest of the ranks' values."""
         spans = phase_spans(rows, self._clock, self._micro_batches)
         parts = part_spans(rows, self._clock, self._micro_batches)
         measured = [row.step >= self._warm_from for row in rows]
@@ -195,9 +195,11 @@ class Recorder:
         phases = spans.tolist()
         absent: list[Any] = [[None] * len(DP_PARTS)] * len(rows)
         dp_parts = absent if parts is None else parts.tolist()
-        comm = self._comm_columns(rows, spans, measured, together)
+        wanted = self._comm.rank == 0 and self._is_enough()
+        pace = [elapsed_s, float(wanted)]
+        comm, agreed = self._comm_columns(rows, spans, measured, together, pace)
         columns = zip(rows, measured, steps, phases, dp_parts, comm, losses, strict=True)
-        return [
+        records = [
             StepRecord._make(
                 [
                     row.step,
@@ -217,13 +219,24 @@ class Recorder:
             )
             for row, counted, step, phase, parts_of, comm_of, loss in columns
         ]
+        return records, agreed
 
     def _comm_columns(
-        self, rows: list[Row], phases: Spans, measured: list[bool], together: bool
-    ) -> list[Any]:
-        """For each row the values of the record from comm_exposed_s on. Waits for all ranks."""
+        self,
+        rows: list[Row],
+        phases: Spans,
+        measured: list[bool],
+        together: bool,
+        pace: list[float],
+    ) -> tuple[list[Any], list[float]]:
+        """For each row the values of the record from comm_exposed_s on. Waits for all ranks.
+
+        Returns:
+            Them, and the highest of the values of `pace` over the ranks.
+        """
         if self._collectives is None:
-            return [_NO_COMM] * len(rows)
+            agreed = self._comm.extent(pace)[1] if together else pace
+            return [_NO_COMM] * len(rows), agreed
         steps = Steps(
             [row.step for row in rows],
             [row.marks for row in rows],
@@ -231,8 +244,8 @@ class Recorder:
             np.array(measured),
             [row.collectives for row in rows],
         )
-        found = self._collectives.account(steps, together=together)
-        return list(zip(*found, strict=True))
+        found, agreed = self._collectives.account(steps, together=together, beside=pace)
+        return list(zip(*found, strict=True)), agreed
 
     def _keep(self, phases: Spans, parts: Spans | None, measured: list[bool]) -> None:
         """Keep the seconds of measured steps for the summary."""

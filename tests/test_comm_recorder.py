@@ -53,9 +53,30 @@ def meeting(
 
     def rank(comm: Comm) -> tuple[StepComm, CommRecorder]:
         own = recorder(comm)
-        return own.account(per_rank[comm.rank], together=True), own
+        return own.account(per_rank[comm.rank], together=True)[0], own
 
     return together(len(per_rank), rank, offsets_s)
+
+
+def test_times_are_sent_once_a_flush_and_once_more_where_a_rank_has_more_than_ever() -> None:
+    one, two = steps(buckets((12, 16))), steps(buckets((12, 16), (25, 29)))
+
+    def rank(comm: Comm) -> tuple[list[int], list[float], StepComm]:
+        sent: list[int] = []
+        highest = comm.highest
+        comm.highest = lambda values: (sent.append(len(values)), highest(values))[1]  # type: ignore[method-assign]
+        own = recorder(comm)
+        found, beside = own.account(
+            two if comm.rank else one, together=True, beside=[comm.rank, -comm.rank]
+        )
+        own.account(one, together=True)
+        return sent, beside, found
+
+    (first, second) = together(2, rank)
+    # Of a step: ready and comes of each collective, two more meetings; then how many there are.
+    assert first[0] == second[0] == [4 + 1 + 2, 6 + 1 + 2, 6 + 1]
+    assert first[1] == second[1] == [1, 0]
+    assert (first[2].exposed_s, second[2].exposed_s) == ([4], [4])  # 12 to 16, 25 to 29
 
 
 # One rank
@@ -63,7 +84,7 @@ def meeting(
 
 def test_a_single_rank_has_exposed_and_overlapped_time_and_nobody_to_wait_for() -> None:
     own = recorder()
-    got = own.account(steps(buckets((12, 16), (25, 29))), together=True)
+    got = own.account(steps(buckets((12, 16), (25, 29))), together=True)[0]
     assert (got.exposed_s, got.overlapped_s, got.waiting_s) == ([4], [4], [None])
     assert (got.arrival_s, got.num_bytes) == ([12], [1200])
     assert got.bus_bytes_per_s == [1200 / 8]
@@ -76,7 +97,7 @@ def test_a_single_rank_has_exposed_and_overlapped_time_and_nobody_to_wait_for() 
 
 
 def test_a_step_without_a_collective_costs_nothing_and_has_no_arrival() -> None:
-    got = recorder().account(steps([], buckets((25, 29))), together=True)
+    got = recorder().account(steps([], buckets((25, 29))), together=True)[0]
     assert (got.exposed_s, got.overlapped_s, got.num_bytes) == ([0, 4], [0, 0], [0, 600])
     assert got.arrival_s == [None, 25]
     assert got.bus_bytes_per_s == [None, 150]
@@ -84,7 +105,7 @@ def test_a_step_without_a_collective_costs_nothing_and_has_no_arrival() -> None:
 
 def test_steps_none_of_which_has_a_collective() -> None:
     own = recorder()
-    got = own.account(steps([], []), together=True)
+    got = own.account(steps([], []), together=True)[0]
     assert (got.exposed_s, got.num_bytes, got.bus_bytes_per_s) == ([0, 0], [0, 0], [None, None])
     assert own.summary()["bus_gb_per_s"] is None
 
@@ -215,7 +236,7 @@ def test_a_rank_that_updates_slowly_is_late_in_the_next_step() -> None:
 def test_steps_written_in_an_emergency_are_not_compared() -> None:
     """The other ranks may be gone: nobody knows what of a wait was for them."""
     own = recorder(FakeComm(0, 2))
-    got = own.account(steps(buckets((12, 16), (25, 29))), together=False)
+    got = own.account(steps(buckets((12, 16), (25, 29))), together=False)[0]
     assert (got.exposed_s, got.waiting_s, got.bus_bytes_per_s) == ([None], [None], [None])
     assert (got.overlapped_s, got.num_bytes, got.arrival_s) == ([None], [1200], [12])
     summary = own.summary()
@@ -253,7 +274,7 @@ def gathers() -> list[Collective]:
 
 def test_blocking_collectives_are_told_apart_by_phase() -> None:
     own = recorder()
-    got = own.account(steps(gathers()), together=True)
+    got = own.account(steps(gathers()), together=True)[0]
     assert (got.exposed_s, got.overlapped_s, got.num_bytes) == ([9], [0], [1600])
     assert got.bus_bytes_per_s == [pytest.approx(800 / 9)]
     summary = own.summary()

@@ -55,14 +55,14 @@ def meeting(per_rank: list[Steps]) -> list[tuple[StepComm, dict[str, Any]]]:
 
     def rank(comm: Comm) -> tuple[StepComm, dict[str, Any]]:
         own = CommRecorder(comm, TickClock())
-        return own.account(per_rank[comm.rank], together=True), own.summary()
+        return own.account(per_rank[comm.rank], together=True)[0], own.summary()
 
     return together(len(per_rank), rank)
 
 
 def test_each_stall_counts_once_in_the_phase_in_which_it_lies() -> None:
     own = CommRecorder(FakeComm(), TickClock())
-    got = own.account(steps(noted(AWAITED), []), together=True)
+    got = own.account(steps(noted(AWAITED), []), together=True)[0]
     assert got.exposed_s == [3 + 2 + 5, 0]
     # Under way from 2 to 9, 22 to 32, 34 to 39 and 42 to 48.
     assert got.overlapped_s == [28 - 10, 0]
@@ -76,7 +76,7 @@ def test_each_stall_counts_once_in_the_phase_in_which_it_lies() -> None:
 
 def test_what_is_done_long_before_it_is_needed_has_no_stall() -> None:
     hidden = tuple((kind, back, ready, end, end + 1) for kind, back, ready, end, _ in AWAITED)
-    got = CommRecorder(FakeComm(), TickClock()).account(steps(noted(hidden)), together=True)
+    got = CommRecorder(FakeComm(), TickClock()).account(steps(noted(hidden)), together=True)[0]
     assert (got.exposed_s, got.overlapped_s) == ([0], [28])
 
 

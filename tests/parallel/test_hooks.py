@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from dpexp.timing import Clock, EventClock
 
 class Model:
     """Stands in for torch's wrapper."""
+
+    process_group: Any = None
 
     def __init__(self) -> None:
         self.hooks: list[tuple[Any, Any]] = []
@@ -74,8 +77,13 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> Reduced:
         sent.append(tensor.clone())
         return Done(tensor + tensor)
 
+    def allreduce(tensors: list[torch.Tensor], options: Any) -> Done:
+        (tensor,) = tensors
+        return all_reduce(tensor, options.asyncOp)
+
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(Model, "process_group", SimpleNamespace(allreduce=allreduce))
     return sent
 
 
@@ -182,7 +190,8 @@ def test_a_bucket_is_not_done_before_its_collective_is(monkeypatch: pytest.Monke
         def get_future(self) -> torch.futures.Future[Any]:
             return pending
 
-    monkeypatch.setattr(dist, "all_reduce", lambda *_args, **_kwargs: Work())
+    group = SimpleNamespace(allreduce=lambda _tensors, _options: Work())
+    monkeypatch.setattr(Model, "process_group", group)
     log = timed()
     ((_state, hook),), _ = hooks(CommHook.none, log)
     future = hook(None, Bucket(torch.ones(1)))
