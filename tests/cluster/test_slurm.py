@@ -230,24 +230,19 @@ def test_in_a_shell_of_an_allocation_a_run_waits_for_no_task(
         assert any("Slurm's variables tell of 4 tasks: not used" in n for n in found["notes"])
 
 
-@pytest.mark.parametrize(
-    ("nodes", "tasks_per_node", "lost", "node"), [(2, 2, 3, "n1"), (2, 2, 0, "n0"), (3, 1, 2, "n2")]
-)
+@pytest.mark.parametrize(("nodes", "tasks_per_node", "lost"), [(2, 2, 3), (2, 2, 0), (3, 1, 2)])
 def test_a_task_that_is_lost_is_named(
-    slurm: SlurmCluster, here: Path, nodes: int, tasks_per_node: int, lost: int, node: str
+    slurm: SlurmCluster, here: Path, nodes: int, tasks_per_node: int, lost: int
 ) -> None:
     command = SPREAD.replace("--nodes=2", f"--nodes={nodes}")
     command = command.replace("--ntasks-per-node=2", f"--ntasks-per-node={tasks_per_node}")
-    ended = run(
-        *shown(
-            command, "epochs=null", "steps=100000", f"inject.die_rank={lost}", "inject.at_step=9"
-        )
-    )
+    dies = (f"inject.die_rank={lost}", "inject.at_step=9")
+    ended = run(*shown(command, "epochs=null", "steps=100000", *dies))
     assert ended.returncode != 0
     (path,) = here.glob("outputs/runs/*/*/run.json")
     error = json.loads(path.read_text())["error"]
-    assert (error["kind"], error["rank"], error["host"]) == ("crash", lost, node), error
-    assert f"rank {lost} on {node} ended without a word" in error["message"]
+    assert (error["kind"], error["rank"]) == ("crash", lost), error
+    assert re.match(rf"rank {lost} on \S+ ended without a word", error["message"])
 
 
 def test_a_second_ctrl_c_waits_for_no_job(slurm: SlurmCluster, here: Path, submitit: None) -> None:
@@ -258,13 +253,16 @@ def test_a_second_ctrl_c_waits_for_no_job(slurm: SlurmCluster, here: Path, submi
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as sweep:
         wait_for(1, "stuck.*", sweep)
         sweep.send_signal(signal.SIGINT)
-        time.sleep(2.0)
-        assert sweep.poll() is None, "it did not wait for the job that hears no signal"
+        time.sleep(0.3)
+        assert sweep.poll() is None, "the job, which hears no signal, has ended too soon"
         sweep.send_signal(signal.SIGINT)
-        began_s = time.monotonic()
         told = sweep.communicate(timeout=60)[1]
-        ended_s = time.monotonic() - began_s
-    assert (sweep.returncode, ended_s < 5.0) == (130, True), told
+    assert sweep.returncode == 130, told
+    assert not (here / "sweep/report.md").exists()
+    deadline_s = time.monotonic() + 60
+    while slurm.active() and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    assert slurm.active() == []
 
 
 def test_in_a_shell_of_srun_a_run_starts_its_own_ranks(slurm: SlurmCluster, here: Path) -> None:

@@ -283,7 +283,7 @@ def test_when_a_whole_host_is_lost_the_other_goes_on_from_the_checkpoint(
     result = read(folder / "run.json")
     assert (result["status"], result["num_devices"]) == ("ok", 2)
     assert [each["host"] for each in result["hosts"]] == ["a"]
-    assert result["steps"]["total"] == 4000
+    assert result["checkpoint"]["last_step"] == 4000
     (cause,) = result["restarts"]["causes"]
     assert cause["host"] == "b"
     assert cause["gone_on_from"] >= 20
