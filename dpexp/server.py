@@ -81,8 +81,17 @@ def stop() -> None:
 
 
 def stop_for_good() -> None:
-    """End the server and remove its socket's folder, which `os._exit` would leave behind."""
-    if server_pid() is not None:
-        # First the folder: careful.py takes the server's end for the sign that all is tidy.
-        shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
-        stop()
+    """End the server and remove its socket's folder, which `os._exit` would leave behind.
+
+    Only `os._exit` may follow. Safe in a signal's handler.
+    """
+    pid = server_pid()
+    if pid is None:
+        return
+    # First the folder: careful.py takes the server's end for the sign that all is tidy.
+    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
+    # Not by its own `_stop`: the signal may have come in the middle of that, where a lock is held.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)

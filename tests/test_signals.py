@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -159,3 +160,27 @@ def test_ctrl_c_in_a_sweep_ends_the_cell_and_writes_the_report(
     assert len((folder / "summary.csv").read_text(encoding="utf-8").splitlines()) == 3
     record = json.loads((second_cell() / "run.json").read_text(encoding="utf-8"))
     assert record["status"] == "interrupted"
+
+
+WHILE_IT_STOPS = """
+import os
+from multiprocessing import forkserver
+from dpexp import server
+server.start(several_ranks=False)
+pid = server.server_pid()
+with forkserver._forkserver._lock:  # as in the middle of its own end
+    server.stop_for_good()
+try:
+    os.kill(pid, 0)
+except ProcessLookupError:
+    print("it has ended", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_signal_while_the_fork_server_is_being_ended_does_not_wait_for_itself() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WHILE_IT_STOPS], capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
+    assert ended.stdout == "it has ended\n"
