@@ -52,7 +52,8 @@ def test_a_flush_costs_a_rank_as_many_calls_and_bytes_whatever_the_number_of_ran
         with flushed(1, ranks) as (_, comm):
             costs.append((dict(comm.calls), comm.sent_bytes, comm.received_bytes))
     assert costs[0] == costs[1] == costs[2]
-    assert costs[0][1] < 20_000  # of 100 steps with 10 collectives each
+    # Of 101 steps with 10 collectives each; the very first flush begins with room for one.
+    assert costs[0][1] < 25_000
 
 
 def test_rank_0_gets_a_number_per_step_of_each_other_rank_and_what_it_spent_on_each_leg() -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.validation import SCENARIOS, Claim, Drawn, Scenario, draw
+from benchmarks.scenarios import SCENARIOS, Claim, Drawn, Scenario
+from benchmarks.validation import draw
 from dpexp import server
 
 
