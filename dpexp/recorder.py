@@ -112,7 +112,7 @@ class Recorder:
         ended_s = timing.now_s()
         self.recording_s += ended_s - began_s
         if together:
-            self._pace(len(rows), *agreed)
+            self._pace(len(rows), elapsed_s, agreed)
         self._flushed_at_s = ended_s
         for record in records:
             if record.loss is not None and not math.isfinite(record.loss):
@@ -154,14 +154,23 @@ class Recorder:
         """Sum of the measured steps."""
         return float(sum(chunk.sum() for chunk in self._seconds["step"]))
 
-    def _pace(self, steps: int, longest_s: float, stop: float) -> None:
+    def _pace(self, steps: int, elapsed_s: float, agreed: list[float] | None) -> None:
         # All ranks agree on the slowest one's time, so they flush after the same step: in a
-        # flush they wait for each other.
-        # A mean of rank 0's steps decides for all when it is known well enough.
+        # flush they wait for each other. Here, when all is written: a rank may be gone.
+        if agreed is None:
+            agreed = self._comm.extent(self._own_pace(elapsed_s))[1]
+        longest_s, stop = agreed
         self.enough = stop > 0
         slowest_s = max(longest_s, 1e-6)
         aim = int(steps * FLUSH_EVERY_S / slowest_s)
         self._next_flush = max(1, min(2 * max(steps, 1), aim))
+
+    def _own_pace(self, elapsed_s: float) -> list[float]:
+        """What this rank brings to :meth:`_pace`.
+
+        A mean of rank 0's steps decides for all when it is known well enough.
+        """
+        return [elapsed_s, float(self._comm.rank == 0 and self._is_enough())]
 
     def _is_enough(self) -> bool:
         until = self._plan.config.until
@@ -185,8 +194,8 @@ class Recorder:
 
     def _records(
         self, rows: list[Row], losses: list[float | None], together: bool, elapsed_s: float
-    ) -> tuple[list[StepRecord], list[float]]:
-        """The records, and what :meth:`_pace` needs: the highest of the ranks' values."""
+    ) -> tuple[list[StepRecord], list[float] | None]:
+        """The records; and what :meth:`_pace` needs, if it travelled with what they are made of."""
         spans = phase_spans(rows, self._clock, self._micro_batches)
         parts = part_spans(rows, self._clock, self._micro_batches)
         measured = [row.step >= self._warm_from for row in rows]
@@ -195,9 +204,7 @@ class Recorder:
         phases = spans.tolist()
         absent: list[Any] = [[None] * len(DP_PARTS)] * len(rows)
         dp_parts = absent if parts is None else parts.tolist()
-        wanted = self._comm.rank == 0 and self._is_enough()
-        pace = [elapsed_s, float(wanted)]
-        comm, agreed = self._comm_columns(rows, spans, measured, together, pace)
+        comm, agreed = self._comm_columns(rows, spans, measured, together, elapsed_s)
         columns = zip(rows, measured, steps, phases, dp_parts, comm, losses, strict=True)
         records = [
             StepRecord._make(
@@ -227,16 +234,15 @@ class Recorder:
         phases: Spans,
         measured: list[bool],
         together: bool,
-        pace: list[float],
-    ) -> tuple[list[Any], list[float]]:
+        elapsed_s: float,
+    ) -> tuple[list[Any], list[float] | None]:
         """For each row the values of the record from comm_exposed_s on. Waits for all ranks.
 
         Returns:
-            Them, and the highest of the values of `pace` over the ranks.
+            Them, and what :meth:`_pace` needs; None where nothing was exchanged.
         """
         if self._collectives is None:
-            agreed = self._comm.extent(pace)[1] if together else pace
-            return [_NO_COMM] * len(rows), agreed
+            return [_NO_COMM] * len(rows), None
         steps = Steps(
             [row.step for row in rows],
             [row.marks for row in rows],
@@ -244,6 +250,7 @@ class Recorder:
             np.array(measured),
             [row.collectives for row in rows],
         )
+        pace = self._own_pace(elapsed_s)
         found, agreed = self._collectives.account(steps, together=together, beside=pace)
         return list(zip(*found, strict=True)), agreed
 
