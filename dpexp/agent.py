@@ -107,18 +107,30 @@ class Agent(LocalElasticAgent):
         self._watchdog = watchdog
         # Exit codes of the ranks that had ended by themselves when a failure was first seen.
         self.exit_codes: dict[int, int] = {}
+        # The ranks as the system knows them: where their fork server is killed, multiprocessing
+        # takes them for ended.
+        self._started: list[psutil.Process] = []
 
     def kill(self) -> None:
         """End all ranks and what they have started at once."""
-        for process in self._processes():
-            if process.exitcode is not None or process.pid is None:
-                continue
+        for process in self._started or self._found():
             with contextlib.suppress(psutil.NoSuchProcess):
-                family = psutil.Process(process.pid).children(recursive=True)
+                if not process.is_running():  # its id may be another's by now
+                    continue
+                family = process.children(recursive=True)
                 process.kill()
                 for child in family:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         child.kill()
+
+    def end_left(self) -> None:
+        """End the ranks that live, once they have had the time to end by themselves.
+
+        There are some where a signal went to all processes, the fork server too, and a rank does
+        not hear it.
+        """
+        if psutil.wait_procs([each for each in self._started if _lives(each)], SHUTDOWN_S)[1]:
+            self.kill()
 
     def close(self) -> None:
         """After :meth:`kill`: end what the library still keeps."""
@@ -140,6 +152,7 @@ class Agent(LocalElasticAgent):
         try:
             with one_queue():
                 started: dict[int, Any] = super()._start_workers(worker_group)
+            self._started = self._found()
             return started
         finally:
             sys.modules["__main__"] = hidden
@@ -188,8 +201,24 @@ class Agent(LocalElasticAgent):
         context = getattr(self._pcontext, "_pc", None)
         return [] if context is None else list(context.processes)
 
+    def _found(self) -> list[psutil.Process]:
+        """The ranks that have not ended, as far as multiprocessing can tell."""
+        found = []
+        for process in self._processes():
+            if process.exitcode is None and process.pid is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.append(psutil.Process(process.pid))
+        return found
+
     def _has_result(self, local_rank: int) -> bool:
         return local_rank in getattr(self._pcontext, "_return_values", {})
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _failure(group: WorkerGroup, local_rank: int, code: int) -> AgentResult:

@@ -106,8 +106,12 @@ def _launched(job: RankJob, user_dir: Path, scratch: Path, beacon: Any) -> RunRe
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        with env.torch_leaves_signals(), killing(agent.kill), heeding():
-            ended = agent.run()
+        try:
+            with env.torch_leaves_signals(), killing(agent.kill), heeding():
+                ended = agent.run()
+        finally:
+            with killing(agent.kill):
+                agent.end_left()
     except StopAtOnceError:
         agent.close()
         raise

@@ -109,6 +109,19 @@ def test_ctrl_c_twice_ends_at_once_with_no_process_left_and_nothing_half_written
 # The handler itself
 
 
+def test_a_signal_to_all_processes_leaves_no_rank_that_does_not_hear_it(
+    start: Start, tmp_path: Path
+) -> None:
+    """The fork server dies of it too, so nobody but the system knows of the rank any more."""
+    stuck = ("model=custom", "model._target_=userlaunched.Told", "+model.how=stuck")
+    process = start("-m", "dpexp", *stuck, "hydra.run.dir=run")
+    wait_until(lambda: bool(list(tmp_path.glob("stuck.*"))), process)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(SOON_S) == 128 + signal.SIGTERM
+    wait_for_no_process(process)
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "interrupted"
+
+
 def test_the_first_signal_raises_its_echo_does_not_and_a_second_one_kills(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

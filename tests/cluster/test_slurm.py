@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import TESTS
 from slurmcluster import SlurmCluster, slurm_cluster, why_not
@@ -260,9 +261,11 @@ def test_a_second_ctrl_c_waits_for_no_job(slurm: SlurmCluster, here: Path, submi
     assert sweep.returncode == 130, told
     assert not (here / "sweep/report.md").exists()
     deadline_s = time.monotonic() + 60
-    while slurm.active() and time.monotonic() < deadline_s:
+    (rank,) = (int(path.name.removeprefix("stuck.")) for path in here.glob("stuck.*"))
+    while (slurm.active() or psutil.pid_exists(rank)) and time.monotonic() < deadline_s:
         time.sleep(0.2)
     assert slurm.active() == []
+    assert not psutil.pid_exists(rank)
 
 
 def test_in_a_shell_of_srun_a_run_starts_its_own_ranks(slurm: SlurmCluster, here: Path) -> None:
