@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any, final
 
@@ -30,6 +31,49 @@ class Interrupted(BaseException):
     def __init__(self, signum: int) -> None:
         self.signum = signum
         super().__init__(f"stopped by {signal.Signals(signum).name}")
+
+
+@final
+class _Answer:
+    """What a signal does in the main thread: it raises, or waits for what is to be done whole."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self._waiting: int | None = None
+
+    def __call__(self, signum: int, _frame: Any) -> None:
+        stop_listening()
+        if not self.held:
+            raise Interrupted(signum)
+        self._waiting = signum
+
+    def release(self) -> int | None:
+        """No longer held. Returns the signal that has come meanwhile."""
+        self.held = False
+        signum, self._waiting = self._waiting, None
+        return signum
+
+
+_answer = _Answer()  # a process has one, as it has one handler of a signal
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Short work of the main thread that a signal does not cut in two: it raises at the end.
+
+    Work that lasts longer than ``GRACE_S`` is ended all the same, with the rank. Work that fails
+    ends the rank by its own error.
+
+    Raises:
+        Interrupted: a signal came meanwhile.
+    """
+    _answer.held = True
+    try:
+        yield
+    finally:
+        signum = _answer.release()
+    if signum is not None:
+        raise Interrupted(signum)
 
 
 def stop_listening() -> None:
@@ -92,7 +136,7 @@ class Lifeline:
         signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
         for signum in STOP_SIGNALS:
             heeded = signum not in self._unheeded
-            signal.signal(signum, self._on_signal if heeded else signal.SIG_IGN)
+            signal.signal(signum, _answer if heeded else signal.SIG_IGN)
         # The fork server keeps it blocked; see server.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         children = _Children(self._unheeded)
@@ -100,10 +144,6 @@ class Lifeline:
         # `send` must stay open as long as the process lives.
         self._sockets = (receive, send)
         threading.Thread(target=self._watch, name="dpexp-lifeline", daemon=True).start()
-
-    def _on_signal(self, signum: int, _frame: Any) -> None:
-        stop_listening()
-        raise Interrupted(signum)
 
     def _launcher(self) -> list[int]:
         """What becomes ready when the launching process is gone; [] where nothing tells it."""

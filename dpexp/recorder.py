@@ -19,6 +19,7 @@ from dpexp.comm import Comm
 from dpexp.comm_recorder import CommRecorder
 from dpexp.comm_times import Steps
 from dpexp.errors import NonFiniteLossError
+from dpexp.lifeline import whole
 from dpexp.plan import RunPlan
 from dpexp.records import DP_PARTS, PHASES, PhaseSummary, StepRecord
 from dpexp.rows import Row, Spans, part_spans, phase_spans
@@ -98,7 +99,6 @@ class Recorder:
         """
         # A signal may have come between a row and its last mark: such a row is not whole.
         rows = [row for row in self._rows if len(row.marks) % 2 == 1]
-        self._rows = []
         if not rows:
             return  # every rank has the same steps, so none of them waits for this one
         began_s = timing.now_s()
@@ -106,9 +106,12 @@ class Recorder:
         elapsed_s = began_s - self._flushed_at_s
         losses = self._losses(rows, together)
         records, agreed = self._records(rows, losses, together, elapsed_s)
-        for sink in self._sinks:
-            sink.write(records)
-        self._account(records)
+        with whole():  # a step is in every file of the run or in none
+            # Only now: if a rank was gone or a signal came, the next flush has them still.
+            self._rows = []
+            for sink in self._sinks:
+                sink.write(records)
+            self._account(records)
         ended_s = timing.now_s()
         self.recording_s += ended_s - began_s
         if together:
@@ -199,12 +202,12 @@ class Recorder:
         spans = phase_spans(rows, self._clock, self._micro_batches)
         parts = part_spans(rows, self._clock, self._micro_batches)
         measured = [row.step >= self._warm_from for row in rows]
-        self._keep(spans[measured], parts, measured)
         steps = spans.sum(axis=1).tolist()
         phases = spans.tolist()
         absent: list[Any] = [[None] * len(DP_PARTS)] * len(rows)
         dp_parts = absent if parts is None else parts.tolist()
         comm, agreed = self._comm_columns(rows, spans, measured, together, elapsed_s)
+        self._keep(spans[measured], parts, measured)
         columns = zip(rows, measured, steps, phases, dp_parts, comm, losses, strict=True)
         records = [
             StepRecord._make(

@@ -237,6 +237,22 @@ def test_in_an_emergency_nobody_is_asked_and_a_shared_loss_stays_empty() -> None
     assert [record.loss for record in bench.records] == [None]
 
 
+def test_steps_of_a_flush_in_which_a_rank_was_lost_are_written_by_the_next_one() -> None:
+    class Lost(FakeComm):
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("connection closed by peer")
+
+    bench = Bench("ddp", 2, Lost(world_size=2))
+    bench.step(0, loss=3.0)
+    bench.step(1, loss=2.0)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        bench.recorder.flush()
+    assert bench.records == []
+    bench.recorder.flush(together=False)
+    assert [(record.step, record.loss) for record in bench.records] == [(0, None), (1, None)]
+    assert bench.recorder.timing()["step"].count == 2
+
+
 def test_in_an_emergency_a_rank_alone_still_knows_its_loss() -> None:
     bench = Bench()
     bench.step(0, loss=2.0)

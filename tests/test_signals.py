@@ -94,6 +94,21 @@ def test_a_signal_ends_the_run_as_interrupted_and_keeps_its_steps(
     assert str(run_folder(tmp_path)) in errors
 
 
+@pytest.mark.parametrize("strategy", SPREAD)
+def test_a_signal_in_the_middle_of_a_write_leaves_the_same_steps_in_every_file(
+    start: Start, tmp_path: Path, strategy: str
+) -> None:
+    user = ("model._target_=usercode.StoppedInAWrite", "+model.after_steps=2")
+    arguments = [a for a in slow_steps(tmp_path) if not a.startswith("model._target_")]
+    process = start(*DPEXP, *SPREAD[strategy], *arguments, *user)
+    process.communicate(timeout=SOON_S)
+    assert process.returncode == 1
+    record = json.loads((run_folder(tmp_path) / "run.json").read_text(encoding="utf-8"))
+    assert "SIGTERM" in record["error"]["message"]
+    assert len(rows(run_folder(tmp_path))) >= 3
+    check_what_is_left(tmp_path, 2 if strategy == "ddp" else 1, lost_s=1)
+
+
 @pytest.mark.parametrize(("strategy", "workers"), [("none", 0), ("ddp", 0), ("ddp", 1)])
 def test_without_their_parent_the_ranks_end_and_their_steps_are_kept(
     start: Start, tmp_path: Path, strategy: str, workers: int
