@@ -213,6 +213,10 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
         key = missing[1]
         value = next((a.split("=", 1)[1] for a in arguments if a.startswith(f"{key}=")), NO_VALUE)
         return _missing_key(key, value)
+    merged = re.match(r"Error merging override ([^=]+)=(.*)", text)
+    if merged is not None and error.__cause__ is not None:  # a schema of the user's own
+        problem = str(error.__cause__).partition("\n")[0]
+        return ConfigError(merged[1].lstrip("+"), merged[2], problem, fix="a value of that type")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return ConfigError("config", NO_VALUE, " ".join(lines[:4]).rstrip("."), fix="--help")
 

@@ -42,7 +42,7 @@ NAMES = {
         equality errors evaluate experiments exposure extra_work extras failures feed
         files full_disk gpt hosts inspect job_config judge launched_ranks launchers
         leftover loading losses lost_cells many_ranks masking meeting metrics models
-        network nodes nvml odd_text one_queue optimizers packaging pairing parity plan
+        network nodes nvml odd_text one_queue optimizers own_script packaging pairing parity plan
         plan_workloads precision preload prepare provenance publishing rates ray_cells
         records reference repeating repeats restarting results resume resuming rounds
         run_folder scale schedule shapes slurm_jobs slurm_reasons slurm_requests
