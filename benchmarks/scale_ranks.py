@@ -5,7 +5,7 @@ would bring is made up. No network.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -97,9 +97,9 @@ class CountingComm(Comm):
         self.calls["clock"] += 1
         return self._inner.clock()
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         self._reduced("sum", values.nbytes)
-        return self._inner.sum(values)
+        return self._inner.sum_later(values)
 
     def max(self, value: float) -> float:
         self._reduced("max", 8)

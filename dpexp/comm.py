@@ -6,7 +6,7 @@ Nothing outside this file asks whether torch.distributed is initialised.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, final
 
@@ -81,9 +81,16 @@ class Comm(ABC):
     def clock(self) -> ClockOffset:
         """How this rank's clock (timing.host_s) differs from rank 0's. Waits for all."""
 
-    @abstractmethod
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The element-wise sum over ranks of a CPU tensor, on every rank. Waits for all."""
+        return self.sum_later(values)()
+
+    @abstractmethod
+    def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin :meth:`sum`; what is returned waits for all and gives it.
+
+        Other exchanges may come in between: then the ranks wait for each other once and not twice.
+        """
 
     @abstractmethod
     def max(self, value: float) -> float:
@@ -130,8 +137,8 @@ class LocalComm(Comm):
     def clock(self) -> ClockOffset:
         return ClockOffset(0.0, 0.0)
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values
+    def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: values
 
     def max(self, value: float) -> float:
         return value
@@ -234,9 +241,14 @@ class TorchComm(Comm):
         answer[0] = host_s()
         dist.send(answer, 0, group=self._group)
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(values, group=self._group)
-        return values
+    def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        work = dist.all_reduce(values, group=self._group, async_op=True)
+
+        def total() -> torch.Tensor:
+            work.wait()
+            return values
+
+        return total
 
     def max(self, value: float) -> float:
         tensor = torch.tensor([value], dtype=torch.float64)

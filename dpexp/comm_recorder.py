@@ -15,10 +15,12 @@ from dpexp.comm_times import Steps, Times, lateness, legs, times_of
 from dpexp.exposure import Exposure
 from dpexp.records import COMM_PARTS, PhaseSummary
 from dpexp.stats import summarize
-from dpexp.stragglers import StragglerCount
+from dpexp.stragglers import LEGS, StragglerCount
 
 Floats = npt.NDArray[np.float64]
 TIMELINE_STEPS = 20
+# Who is late is told to rank 0 when it would hear of as many steps as it has heard of, or of these.
+MOST_UNTOLD = 4096
 
 
 class StepComm(NamedTuple):
@@ -33,6 +35,18 @@ class StepComm(NamedTuple):
     arrival_s: list[float | None]  # None too in a step without a collective
     num_bytes: list[int]
     bus_bytes_per_s: list[float | None]
+
+
+@final
+class _Untold:
+    """Measured steps of this rank of which rank 0 has not heard."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.meetings = 0
+        self.late_s: list[Floats] = []
+        self.legs_s = np.zeros(len(LEGS))
+        self.step_s: list[Floats] = []
 
 
 @final
@@ -53,6 +67,8 @@ class CommRecorder:
         error_s = comm.max(self._offset.error_s)
         counts = self._several and comm.rank == 0
         self._stragglers = StragglerCount(comm.world_size, error_s) if counts else None
+        self._untold = _Untold()
+        self._told = 0  # measured steps of which rank 0 has heard
         self._timeline: list[dict[str, Any]] = []
 
     def account(
@@ -94,6 +110,11 @@ class CommRecorder:
             rates,
         )
         return found, highest
+
+    def finish(self) -> None:
+        """After the last step: rank 0 gets what it has not heard yet. Waits for all ranks."""
+        if self._untold.steps:  # the same on every rank
+            self._tell()
 
     def timing(self) -> dict[str, PhaseSummary]:
         """Statistics over the measured steps."""
@@ -138,16 +159,28 @@ class CommRecorder:
         times, first, last, highest = self._agree(steps, beside)
         measured = steps.measured
         if measured.any():  # the same on every rank
-            late = lateness(times.comes() - self._offset.offset_s, first)[measured]
-            own_legs = legs(steps, times, self._clock)[measured].sum(axis=0)
-            everyone = self._comm.collect(torch.from_numpy(np.concatenate([late, own_legs])))
-            if everyone is not None and self._stragglers is not None:
-                late_s, legs_s = np.split(everyone.numpy(), [len(late)], axis=1)
-                step_s = steps.phases_s.sum(axis=1)[measured]
-                self._stragglers.add(late_s, legs_s, step_s, times.meetings())
+            self._untold.late_s.append(
+                lateness(times.comes() - self._offset.offset_s, first)[measured]
+            )
+            self._untold.legs_s += legs(steps, times, self._clock)[measured].sum(axis=0)
+            self._untold.step_s.append(steps.phases_s.sum(axis=1)[measured])
+            self._untold.meetings = max(self._untold.meetings, times.meetings())
+            self._untold.steps += int(measured.sum())
+        if self._untold.steps >= min(max(self._told, 1), MOST_UNTOLD):
+            self._tell()
         # Nobody waits where it does not take part.
         last_ready = np.where(np.isnan(times.ready), np.nan, last + self._offset.offset_s)
         return times, last_ready, highest
+
+    def _tell(self) -> None:
+        """Let rank 0 know how late each rank was. Waits for all ranks."""
+        untold, self._untold = self._untold, _Untold()
+        self._told += untold.steps
+        late_s = np.concatenate(untold.late_s)
+        everyone = self._comm.collect(torch.from_numpy(np.concatenate([late_s, untold.legs_s])))
+        if everyone is not None and self._stragglers is not None:
+            late_s, legs_s = np.split(everyone.numpy(), [len(late_s)], axis=1)
+            self._stragglers.add(late_s, legs_s, np.concatenate(untold.step_s), untold.meetings)
 
     def _agree(
         self, steps: Steps, beside: Sequence[float]

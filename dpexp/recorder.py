@@ -8,7 +8,7 @@ belongs to neither; its cost is reported as ``recording_s``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -104,8 +104,7 @@ class Recorder:
         began_s = timing.now_s()
         self._clock.settle()
         elapsed_s = began_s - self._flushed_at_s
-        losses = self._losses(rows, together)
-        records, agreed = self._records(rows, losses, together, elapsed_s)
+        records, agreed = self._records(rows, together, elapsed_s)
         with whole():  # a step is in every file of the run or in none
             # Only now: if a rank was gone or a signal came, the next flush has them still.
             self._rows = []
@@ -115,7 +114,7 @@ class Recorder:
         ended_s = timing.now_s()
         self.recording_s += ended_s - began_s
         if together:
-            self._pace(len(rows), elapsed_s, agreed)
+            self._pace(len(rows), agreed)
         self._flushed_at_s = ended_s
         for record in records:
             if record.loss is not None and not math.isfinite(record.loss):
@@ -142,11 +141,16 @@ class Recorder:
     def end_notes(self) -> tuple[str, ...]:
         """That the steps ended before the mean step was known as well as ``until.ci`` asked for."""
         until = self._plan.config.until
-        if until.ci is None or self._comm.rank or self._is_narrow():
+        if until.ci is None or self._comm.rank or self._is_narrow(self.step_seconds()):
             return ()
         width = relative_half_width(self.step_seconds())
         known = "not known: too few steps" if width is None else f"known to within {width:.1%}"
         return (f"until.ci={until.ci:g} was not reached: the mean step is {known}",)
+
+    def finish(self) -> None:
+        """After the last step and its flush. Waits for all ranks."""
+        if self._collectives is not None:
+            self._collectives.finish()
 
     def comm_summary(self) -> dict[str, Any] | None:
         """What collectives cost; None where they are not timed."""
@@ -157,58 +161,64 @@ class Recorder:
         """Sum of the measured steps."""
         return float(sum(chunk.sum() for chunk in self._seconds["step"]))
 
-    def _pace(self, steps: int, elapsed_s: float, agreed: list[float] | None) -> None:
-        # All ranks agree on the slowest one's time, so they flush after the same step: in a
-        # flush they wait for each other. Here, when all is written: a rank may be gone.
-        if agreed is None:
-            agreed = self._comm.extent(self._own_pace(elapsed_s))[1]
+    def _pace(self, steps: int, agreed: Sequence[float]) -> None:
+        # The slowest one's time on all ranks: they flush after the same step, and wait there.
         longest_s, stop = agreed
         self.enough = stop > 0
-        slowest_s = max(longest_s, 1e-6)
-        aim = int(steps * FLUSH_EVERY_S / slowest_s)
+        aim = int(steps * FLUSH_EVERY_S / max(longest_s, 1e-6))
         self._next_flush = max(1, min(2 * max(steps, 1), aim))
 
-    def _own_pace(self, elapsed_s: float) -> list[float]:
+    def _own_pace(self, elapsed_s: float, latest_s: Spans) -> list[float]:
         """What this rank brings to :meth:`_pace`.
 
         A mean of rank 0's steps decides for all when it is known well enough.
+
+        Args:
+            latest_s: of the measured steps of this flush.
         """
-        return [elapsed_s, float(self._comm.rank == 0 and self._is_enough())]
+        return [elapsed_s, float(self._comm.rank == 0 and self._is_enough(latest_s))]
 
-    def _is_enough(self) -> bool:
+    def _is_enough(self, latest_s: Spans) -> bool:
         until = self._plan.config.until
-        return until.ci is not None and (self.wall_s >= until.max_s or self._is_narrow())
+        if until.ci is None:
+            return False
+        steps_s = np.concatenate([self.step_seconds(), latest_s])
+        return bool(steps_s.sum() >= until.max_s) or self._is_narrow(steps_s)
 
-    def _is_narrow(self) -> bool:
-        wanted, width = self._plan.config.until.ci, relative_half_width(self.step_seconds())
+    def _is_narrow(self, steps_s: Spans) -> bool:
+        wanted, width = self._plan.config.until.ci, relative_half_width(steps_s)
         return wanted is not None and width is not None and width <= wanted
 
-    def _losses(self, rows: list[Row], together: bool) -> list[float | None]:
-        if not rows or rows[0].loss is None:
-            return [None] * len(rows)
+    def _losses(self, rows: list[Row], together: bool) -> Callable[[], list[float | None]]:
+        """Begin to add up the losses over the ranks. The result waits for all."""
+        if rows[0].loss is None:
+            return lambda: [None] * len(rows)
         local = torch.stack([row.loss for row in rows if row.loss is not None])
         values = local.to("cpu", torch.float64)
         if self._comm.world_size == 1:
-            return list(values.tolist())
+            return values.tolist
         if not together:
-            return [None] * len(rows)
+            return lambda: [None] * len(rows)
+        total = self._comm.sum_later(values)
         # The strategies weigh so that the mean over ranks is the mean over the batch's rows.
-        return [total / self._loss_divisor for total in self._comm.sum(values).tolist()]
+        return lambda: [each / self._loss_divisor for each in total().tolist()]
 
     def _records(
-        self, rows: list[Row], losses: list[float | None], together: bool, elapsed_s: float
-    ) -> tuple[list[StepRecord], list[float] | None]:
-        """The records; and what :meth:`_pace` needs, if it travelled with what they are made of."""
+        self, rows: list[Row], together: bool, elapsed_s: float
+    ) -> tuple[list[StepRecord], list[float]]:
+        """The records, and what :meth:`_pace` needs. Waits for all ranks if `together`."""
+        losses = self._losses(rows, together)  # on its way while the times are exchanged
         spans = phase_spans(rows, self._clock, self._micro_batches)
         parts = part_spans(rows, self._clock, self._micro_batches)
         measured = [row.step >= self._warm_from for row in rows]
-        steps = spans.sum(axis=1).tolist()
+        steps_s = spans.sum(axis=1)
         phases = spans.tolist()
         absent: list[Any] = [[None] * len(DP_PARTS)] * len(rows)
         dp_parts = absent if parts is None else parts.tolist()
-        comm, agreed = self._comm_columns(rows, spans, measured, together, elapsed_s)
+        pace = self._own_pace(elapsed_s, steps_s[measured])
+        comm, agreed = self._comm_columns(rows, spans, measured, together, pace)
+        values = (rows, measured, steps_s.tolist(), phases, dp_parts, comm, losses())
         self._keep(spans[measured], parts, measured)
-        columns = zip(rows, measured, steps, phases, dp_parts, comm, losses, strict=True)
         records = [
             StepRecord._make(
                 [
@@ -227,7 +237,7 @@ class Recorder:
                     self._chunk_sizes(row.global_rows),
                 ]
             )
-            for row, counted, step, phase, parts_of, comm_of, loss in columns
+            for row, counted, step, phase, parts_of, comm_of, loss in zip(*values, strict=True)
         ]
         return records, agreed
 
@@ -237,15 +247,20 @@ class Recorder:
         phases: Spans,
         measured: list[bool],
         together: bool,
-        elapsed_s: float,
-    ) -> tuple[list[Any], list[float] | None]:
+        pace: list[float],
+    ) -> tuple[list[Any], list[float]]:
         """For each row the values of the record from comm_exposed_s on. Waits for all ranks.
 
+        Args:
+            pace: this rank's; it travels with the times, so that it needs no exchange of its own.
+
         Returns:
-            Them, and what :meth:`_pace` needs; None where nothing was exchanged.
+            Them, and the highest pace of all ranks.
         """
         if self._collectives is None:
-            return [_NO_COMM] * len(rows), None
+            if together:
+                pace = self._comm.highest(torch.tensor(pace, dtype=torch.float64)).tolist()
+            return [_NO_COMM] * len(rows), pace
         steps = Steps(
             [row.step for row in rows],
             [row.marks for row in rows],
@@ -253,7 +268,6 @@ class Recorder:
             np.array(measured),
             [row.collectives for row in rows],
         )
-        pace = self._own_pace(elapsed_s)
         found, agreed = self._collectives.account(steps, together=together, beside=pace)
         return list(zip(*found, strict=True)), agreed
 

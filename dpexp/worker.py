@@ -183,6 +183,7 @@ def _measure(
                 built.transfer.ahead(built.feed.batches),
                 replace(work, pause_after=first + config.warmup_steps - 1, pause=pause),
             )
+            recorder.finish()
     progress.phase = "finish"
     with_surroundings = beside.end(recorder.measured_global_rows)
     saved.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -218,7 +219,7 @@ class FakeComm(Comm):
         rank: int = 0,
         world_size: int = 1,
         peers_sum: Sequence[float] | None = None,
-        peers_max: float = 0.0,
+        peers_max: float = -math.inf,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -232,15 +233,16 @@ class FakeComm(Comm):
         return None if self.rank else torch.stack([values] * self.world_size)
 
     def highest(self, values: torch.Tensor) -> torch.Tensor:
-        return values
+        return values.clamp(min=self._peers_max)
 
     def clock(self) -> ClockOffset:
         return ClockOffset(0.0, 0.0)
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         if self._peers_sum is None:
-            return values
-        return values + torch.tensor(self._peers_sum, dtype=values.dtype)
+            return lambda: values
+        total = values + torch.tensor(self._peers_sum, dtype=values.dtype)
+        return lambda: total
 
     def max(self, value: float) -> float:
         return max(value, self._peers_max)
@@ -345,8 +347,9 @@ class _MeetingComm(FakeComm):
     def clock(self) -> ClockOffset:
         return self._offset
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._meet(values)).sum(dim=0)
+    def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        total = torch.stack(self._meet(values)).sum(dim=0)
+        return lambda: total
 
     def max(self, value: float) -> float:
         return max(self._meet(value))

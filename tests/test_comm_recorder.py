@@ -169,6 +169,28 @@ def test_the_clocks_of_other_hosts_are_taken_into_account(ahead_s: float) -> Non
     ]  # fmt: skip
 
 
+def test_rank_zero_hears_of_who_is_late_when_it_would_know_twice_as_much_and_at_the_end() -> None:
+    early, late = steps(buckets((12, 16))), steps(buckets((14, 16)))
+
+    def rank(comm: Comm) -> tuple[list[int], CommRecorder]:
+        told: list[int] = []
+        collect = comm.collect
+        comm.collect = lambda values: (told.append(len(values) - 6), collect(values))[1]  # type: ignore[method-assign]
+        own = recorder(comm)
+        for _ in range(7):
+            own.account(late if comm.rank else early, together=True)
+        own.finish()
+        own.finish()  # there is nothing left
+        return told, own
+
+    (first, second) = together(2, rank)
+    assert first[0] == second[0] == [1, 1, 2, 3]  # steps; beside them the sums of six legs
+    found = first[1].summary()["stragglers"]
+    assert found["steps"] == 7
+    assert [each["late_mean_s"] for each in found["ranks"]] == [-1, 1]
+    assert found["ranks"][1]["excess_mean_s"]["backward"] == 2
+
+
 def test_the_late_rank_is_named_by_rank_zero_with_its_phase() -> None:
     count = 6
     early = steps(*[buckets((20, 29))] * count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -225,10 +226,10 @@ def test_the_loss_of_several_ranks_is_the_mean_of_their_weighted_losses() -> Non
 
 def test_in_an_emergency_nobody_is_asked_and_a_shared_loss_stays_empty() -> None:
     class Gone(FakeComm):
-        def sum(self, values: torch.Tensor) -> torch.Tensor:
+        def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
             raise RuntimeError("Connection closed by peer")
 
-        def max(self, value: float) -> float:
+        def highest(self, values: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("Connection closed by peer")
 
     bench = Bench("ddp", 2, comm=Gone(0, 2))
@@ -239,7 +240,7 @@ def test_in_an_emergency_nobody_is_asked_and_a_shared_loss_stays_empty() -> None
 
 def test_steps_of_a_flush_in_which_a_rank_was_lost_are_written_by_the_next_one() -> None:
     class Lost(FakeComm):
-        def sum(self, values: torch.Tensor) -> torch.Tensor:
+        def sum_later(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
             raise RuntimeError("connection closed by peer")
 
     bench = Bench("ddp", 2, Lost(world_size=2))
