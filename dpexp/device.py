@@ -92,6 +92,11 @@ def prepare(plan: RunPlan, rank: int) -> torch.device:
     return device
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """What sums are made in there: Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error says that memory ran out, on a device or on the host."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from dpexp.batches import holds_rows, like, like_dict, map_tensors
 from dpexp.comm import Comm
+from dpexp.device import widest_float
 from dpexp.errors import ConfigError
 from dpexp.losses import (
     IGNORED,
@@ -79,7 +80,8 @@ class RowByRow(Scoring):
         counts = torch.ones_like(values, dtype=torch.bool)
         if chosen in ("accuracy", "cross_entropy") and is_classes(target):
             counts = (target != IGNORED).reshape(values.shape)
-        whole = torch.where(counts, values.detach().double(), 0.0).reshape(rows, -1).sum(dim=1)
+        wide = values.detach().to(widest_float(values.device))
+        whole = torch.where(counts, wide, 0.0).reshape(rows, -1).sum(dim=1)
         self._values.append(torch.stack([whole, counts.reshape(rows, -1).sum(dim=1)], dim=1))
 
     def result(self) -> dict[str, Any] | None:

@@ -125,7 +125,7 @@ def _step(
     strategy.agree()
     assert loss is not None
     divisor = strategy.loss_divisor
-    summed = comm.sum(loss.detach().reshape(1).to("cpu", torch.float64)).item() / divisor
+    summed = comm.sum(loss.detach().reshape(1).cpu().double()).item() / divisor
     if judge is not None and brought is not None:
         pieces = [piece for piece in brought if piece[1]]
         judge.take(batch.step, pieces, _unpacking(brought[0][0]), summed)

@@ -194,7 +194,7 @@ class Recorder:
         if rows[0].loss is None:
             return lambda: [None] * len(rows)
         local = torch.stack([row.loss for row in rows if row.loss is not None])
-        values = local.to("cpu", torch.float64)
+        values = local.cpu().double()  # not there: some devices have no float64
         if self._comm.world_size == 1:
             return values.tolist
         if not together:

@@ -35,14 +35,15 @@ NAMES = {
     """,
     "": """
         accumulation anatomy anatomy_buckets anatomy_models arrays bad_command_lines
-        bad_input batch_search batches brought build calibration calibration_restores
-        careful carried causes check check_measuring check_sinks check_workloads
-        checkpoint checkpoint_commands collate comm_recorder comm_times compare
-        comparing compose composing config contrast cut device docs env env_slurm
-        equality errors evaluate experiments exposure extra_work extras failures feed
-        files full_disk gpt hosts inspect job_config judge launched_ranks launchers
-        leftover loading losses lost_cells many_ranks masking meeting metrics models
-        network nodes nvml odd_text one_queue optimizers own_script packaging pairing parity plan
+        bad_input batch_search batches beside brought build calibration
+        calibration_restores careful carried causes check check_measuring check_sinks
+        check_workloads checkpoint checkpoint_commands clusters_page collate
+        comm_recorder comm_times compare comparing compose composing config contrast
+        cuda cut device docs env env_slurm equality errors evaluate experiments
+        exposure extra_work extras failures feed files full_disk gpt hosts inspect
+        job_config judge launched_ranks launchers leftover loading losses lost_cells
+        many_ranks masking meeting metrics models network nodes nvml odd_text one_queue
+        open_ports optimizers outlets own_script packaging pairing parity plan
         plan_workloads precision preload prepare provenance publishing rates ray_cells
         records reference repeating repeats restarting results resume resuming rounds
         run_folder scale schedule shapes slurm_jobs slurm_reasons slurm_requests

@@ -58,6 +58,12 @@ def ran(code: str) -> str:
 
 
 @linux
+def test_sums_are_made_in_float64_but_on_apples_gpus_which_have_none() -> None:
+    assert device.widest_float(torch.device("cpu")) is torch.float64
+    assert device.widest_float(torch.device("cuda")) is torch.float64
+    assert device.widest_float(torch.device("mps")) is torch.float32
+
+
 def test_a_peak_of_resident_memory_stays_until_it_is_forgotten() -> None:
     before, high, still, forgotten, after, again = json.loads(ran(PEAKS))
     assert 190 * MIB < high - before < 250 * MIB
