@@ -119,8 +119,8 @@ One rank after the other is played in one process. Its communicator (`comm.py`) 
 over torch's fake process group (`torch.testing._internal.distributed.fake_pg`), whose collectives
 return at once and bring nothing. What a rank would hand over and get is counted. Steps are made
 up: {steps} steps a flush (one in which rank 0 hears who was late), {buckets} collectives a step,
-{layers} modules in `shapes.csv`, {per_host} ranks a host. What rank 0 would get of the others is made up too. Plan, schedule,
-recorder, tables, results and report are the real code.
+{layers} modules in `shapes.csv`, {per_host} ranks a host. What rank 0 would get of the others is
+made up too. Plan, schedule, recorder, tables, results and report are the real code.
 
 So the figures say what dpexp's own work costs, and how much it would send. They do not say how
 long a network takes for that, nor what torch itself does (below).
