@@ -96,7 +96,8 @@ class Switch:
 NAME_MLP, MLP = "MLP 512-1024-1024-10, batch 128", (512, 1024, 1024, 10)
 NAME_LINEAR, LINEAR = "Linear 5-2, batch 30", (5, 2)
 STRATEGY = {1: ("parallel=none",), 2: ("parallel=ddp", "num_devices=2")}
-TURNS = 25  # of each side in a launch
+# Of each side in a launch. Launches differ by more than turns: where their memory lies.
+TURNS = 10
 SWITCHES = (
     Switch(Job(f"{NAME_MLP}, none", MLP, 128, 4096, 20), 1, 40, 1.02),
     Switch(Job(f"{NAME_MLP}, ddp on 2 ranks", MLP, 128, 4096, 20), 2, 30, 1.02),
@@ -205,7 +206,7 @@ def main() -> None:
     """Measure, print the page, and write it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="whole commands of each side")
-    parser.add_argument("--launches", type=int, default=5, help="of processes that do both sides")
+    parser.add_argument("--launches", type=int, default=12, help="of processes that do both sides")
     parser.add_argument("--write", action="store_true", help="make docs/overhead.md")
     asked = parser.parse_args()
     if asked.rounds < 1 or asked.launches < 1:
