@@ -178,7 +178,8 @@ everything on, one with everything off, and another with everything off, in an o
 each of {turns} turns; and all of it in several launches of fresh processes. "on against off" is the
 median over all turns of on against the mean of both off, with the 95 % interval of a bootstrap that
 draws launches, and turns within them. "off against off" is the same interval of the two off sides:
-the noise of the method.
+the noise of the method. Each rank keeps to cores of its own, as with `pin=true`: when one changes
+cores has nothing to do with either side.
 
 The parity check, the calibration and the count of FLOPs work outside the measured steps: no step's
 time holds them, and "once a run" says how much longer the whole command takes beside its measured

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from dpexp.comm_recorder import CommRecorder
 from dpexp.config import load
 from dpexp.device import gather_facts, prepare
 from dpexp.loop import Progress, Work, run_steps
+from dpexp.pinning import shares, whole_first
 from dpexp.plan import RunPlan, make_plan
 from dpexp.precision import set_float32
 from dpexp.recorder import Recorder
@@ -131,6 +133,15 @@ def take_blocks(
     return found
 
 
+def keep_to_own_cores(rank: int, ranks: int) -> None:
+    """As `pin=true` does: else ranks change cores, which has nothing to do with either side."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    parts = shares(whole_first(tuple(os.sched_getaffinity(0))), ranks)
+    if parts:
+        os.sched_setaffinity(0, parts[rank])
+
+
 def main() -> None:
     """One rank."""
     plain = json.loads(sys.argv[1])
@@ -138,6 +149,8 @@ def main() -> None:
     compose.register()
     outer = env.outer_launcher()
     rank = 0 if outer is None else outer.rank
+    if outer is not None:
+        keep_to_own_cores(rank, outer.world_size)
     total = order.block * (order.blocks + order.warmup)
     shared = ("epochs=null", f"steps={total}", "warmup_steps=0")
     facts = gather_facts()

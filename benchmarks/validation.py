@@ -29,8 +29,9 @@ COMMON = (
     "dataset.features=64", "dataset.targets=64", "batch_size=32", "epochs=null", "steps=15",
     "warmup_steps=3",
 )  # fmt: skip
-PAIRS = 8
 RANKS = (2, 4)
+# Of a calibration. Four ranks share two cores, so each of their steps is less certain.
+PAIRS = {2: 8, 4: 20}
 HEAD = (
     "| disturbance | strategy | devices | must be found | found | what was found |",
     "|---|---|---|---|---|---|",
@@ -40,7 +41,7 @@ HEAD = (
 def draw(scenario: Scenario, ranks: int, seed: int) -> Drawn:
     """Run a scenario on so many ranks, and what its claims compare with."""
     calibrated = scenario.calm and scenario.strategy != "dp"  # which has no step without exchange
-    pairs = f"measure.calibration_pairs={PAIRS if calibrated else 0}"
+    pairs = f"measure.calibration_pairs={PAIRS[ranks] if calibrated else 0}"
     overrides = (*COMMON, *scenario.overrides, f"seed={seed}")
     quiet = tuple(o for o in overrides if not o.startswith("inject."))
     spread = (f"parallel={scenario.strategy}", f"num_devices={ranks}", pairs)
@@ -127,7 +128,8 @@ without the disturbance and one on one device: with a process per device on gloo
 `fsdp`, with emulated devices under `dp`. The model's computation is a pause
 of known length (0.5 to 5 ms for each row of forward, twice that in backward), so that ranks do not
 fight for cores and the truth is known; the processes, the gradients' transport and the noise are
-real. A time is found if it is within 10 % or 1 ms of the truth, whichever is more. See
+real. A time is found if it is within 10 % or 1 ms of the truth, whichever is more. A calibration
+has {PAIRS[2]} pairs of steps on two devices and {PAIRS[4]} on four, where ranks share cores. See
 [Measurement](measurement.md) for what the figures mean. The tests run the same scenarios.
 
 {facts}
