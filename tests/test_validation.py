@@ -58,13 +58,8 @@ def test_two_ranks_a_disturbance_is_found(scenario: Scenario) -> None:
     _most_hold(scenario, 2)
 
 
-# With four ranks on two cores the transport itself varies by as much as what would be tolerated of
-# this one (docs/validation.md: 16 to 20 of 20).
-FOUR_RANKS = [each for each in SCENARIOS if "two buckets" not in each.name]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", FOUR_RANKS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_four_ranks_a_disturbance_is_found(scenario: Scenario) -> None:
     _most_hold(scenario, 4)
 
