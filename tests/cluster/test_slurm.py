@@ -107,8 +107,11 @@ def test_a_cell_that_is_cancelled_and_one_over_its_time_limit_are_results_and_re
         jobs = {name: job for name, job in slurm.jobs().items() if name not in before}
         names = {job["ArrayTaskId"]: name for name, job in jobs.items()}
         assert slurm.run("scancel", names["3"]).returncode == 0
-        # Slurm looks for jobs over their limit every half minute; this is its word for "now".
-        assert slurm.run("scontrol", "update", f"jobid={names['1']}", "EndTime=now").returncode == 0
+        # Slurm looks for jobs over their limit every half minute; this is its word for "at once".
+        # A time that is over when it is read is refused, hence the two seconds.
+        assert (
+            slurm.run("scontrol", "update", f"jobid={names['1']}", "EndTime=now+2").returncode == 0
+        )
         wait_for(1, "sweep/1_*/run.json", sweep)
         (here / "go").touch()
         told = sweep.communicate(timeout=120)[1]
