@@ -22,7 +22,7 @@ from dpexp.checkpoint import STATE, Checkpoint
 from dpexp.comm import Comm
 from dpexp.config import to_plain
 from dpexp.errors import ConfigError
-from dpexp.failures import LOST
+from dpexp.failures import is_lost
 from dpexp.files import write_whole
 from dpexp.identity import strict_json
 from dpexp.loop import Progress
@@ -264,7 +264,7 @@ class Checkpoints:
         # All ranks meet it: one tells it, and once until a save succeeds.
         told, self._failing = self._failing or self._comm.rank > 0, True
         # A lost peer is told as the end of the run, which it is.
-        level = logging.INFO if any(sign in reason for sign in LOST) else logging.WARNING
+        level = logging.INFO if is_lost(reason) else logging.WARNING
         if not told:
             log.log(level, "the checkpoint %s could not be saved: %s", name, reason)
 

@@ -25,16 +25,32 @@ from dpexp.records import ErrorRecord
 from dpexp.schema import Precision
 from dpexp.texts import first_line
 
-LOST = (
+# Words of gloo, NCCL, torch's store and the system for a rank that is gone or cannot be reached.
+_LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
+    "Connection refused",
+    "Connection timed out",
+    "Software caused connection abort",
+    "No route to host",
+    "Network is unreachable",
+    "Network is down",
     "Broken pipe",
     "Socket closed",
     "failed to connect",
-    "Connection refused",
     "recvBytes failed",
     "NCCL communicator was aborted",
+    "remote process exited or there was a network error",
 )
+# And for one that does not come. What waits when a first operation gives up is told that it did.
+_LATE = (
+    "Timed out",
+    "Application timeout caused pair closure",
+    "wait timeout after",
+    "collective operation timeout",
+)
+# A failure inside gloo's connections; not its check that both sides send the same amount.
+_GLOO = re.compile(r"(?<!enforce fail at )(?<=\[)\S*gloo/transport/\S+:\d+\] ")
 _OWN = Path(dpexp.__file__).parent
 _IN_LOADER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal Traceback")
 _IN_LOSS = " (in the loss"
@@ -129,7 +145,7 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
         return loader[0], name, loader[1]
     if "Expected to have finished reduction in the prior iteration" in text:
         return "user_error", name, _UNUSED
-    if plan.num_processes > 1 and "Timed out" in text:
+    if plan.num_processes > 1 and any(sign in text for sign in _LATE):
         limit = f"{plan.config.parallel.timeout_s:g} s"
         return (
             "hang",
@@ -139,12 +155,17 @@ def _classify(  # noqa: PLR0911  # a table of cases, one line each
                 f"{_told(error)}"
             ),
         )
-    if plan.num_processes > 1 and any(sign in text for sign in LOST):
+    if plan.num_processes > 1 and is_lost(text):
         return "crash", LOST_PEER, f"rank {rank} lost the connection to another rank"
     if isinstance(error, (ReplicaError, UserCodeError)):
         return "user_error", name, text
     text = _without_traceback(text, name)
     return "user_error", name, f"{name}: {text}" if text else name
+
+
+def is_lost(text: str) -> bool:
+    """Whether an error says that another rank could not be reached any more."""
+    return any(sign in text for sign in _LOST) or _GLOO.search(text) is not None
 
 
 def _without_traceback(text: str, name: str) -> str:

@@ -267,9 +267,18 @@ def test_running_out_of_memory_is_told_as_such(code: Callable[[], Any]) -> None:
     assert "\n" not in record.message
 
 
-def test_waiting_too_long_for_another_rank_names_the_seconds_and_the_setting() -> None:
-    error = RuntimeError("Timed out waiting 6000ms for recv operation to complete")
-    record = record_of(raising(error), TWO, rank=1)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Timed out waiting 6000ms for recv operation to complete",
+        # What gloo tells the second of two operations that wait at the same time.
+        "Application timeout caused pair closure",
+        "wait timeout after 6000ms, keys: /default_pg/0//there",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)",
+    ],
+)
+def test_waiting_too_long_for_another_rank_names_the_seconds_and_the_setting(text: str) -> None:
+    record = record_of(raising(RuntimeError(text)), TWO, rank=1)
     assert (record.kind, record.type) == ("hang", LATE_PEER)
     assert "rank 1 waited 6 s for another rank (parallel.timeout_s=6)" in record.message
 
@@ -280,12 +289,24 @@ def test_waiting_too_long_for_another_rank_names_the_seconds_and_the_setting() -
         "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711",
         "Connection reset by peer",
         "writev [127.0.0.1]:1: Broken pipe",
+        "[/pytorch/gloo/gloo/transport/tcp/pair.cc:547] Read error [10.0.0.2]:1: No route to host",
+        "[/pytorch/gloo/gloo/transport/tcp/pair.cc:300] some other failure of the connection",
     ],
 )
 def test_a_lost_connection_is_told_apart_from_its_cause(text: str) -> None:
     record = record_of(raising(RuntimeError(text)), TWO, rank=1)
     assert (record.kind, record.type) == ("crash", LOST_PEER)
     assert "rank 1 lost the connection to another rank" in record.message
+
+
+def test_ranks_that_send_unequal_amounts_have_not_lost_each_other() -> None:
+    text = (
+        "[enforce fail at /pytorch/gloo/gloo/transport/tcp/pair.cc:446] "
+        "op.preamble.length <= op.nbytes. 8 vs 4"
+    )
+    record = record_of(raising(RuntimeError(text)), TWO, rank=1)
+    assert record.kind == "user_error"
+    assert text in record.message
 
 
 @pytest.mark.parametrize("text", ["Timed out", "Broken pipe", "Connection refused"])
