@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -281,6 +283,44 @@ def test_waiting_too_long_for_another_rank_names_the_seconds_and_the_setting(tex
     record = record_of(raising(RuntimeError(text)), TWO, rank=1)
     assert (record.kind, record.type) == ("hang", LATE_PEER)
     assert "rank 1 waited 6 s for another rank (parallel.timeout_s=6)" in record.message
+
+
+# Rank 0 has two sums under way when rank 1 no longer comes; the second is told something else.
+LATE = """
+import datetime, os, sys, time
+import torch, torch.distributed as dist
+
+rank, limit = int(sys.argv[1]), datetime.timedelta(seconds=5)
+dist.init_process_group(
+    "gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2, timeout=limit
+)
+dist.all_reduce(torch.zeros(4))
+if rank == 1:
+    sys.stdin.read()
+    os._exit(0)
+for work in [dist.all_reduce(torch.zeros(4), async_op=True) for _ in range(2)]:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        print(error, flush=True)
+os._exit(0)
+"""
+
+
+def test_each_of_several_operations_that_wait_at_once_is_told_as_a_late_rank(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", LATE]
+    store = str(tmp_path / "store")
+    late = subprocess.Popen([*command, "1", store], stdin=subprocess.PIPE)
+    told = subprocess.run(
+        [*command, "0", store], capture_output=True, text=True, timeout=120, check=True
+    )
+    late.communicate(timeout=120)
+    first, second = told.stdout.splitlines()
+    for text in (first, second):
+        record = record_of(raising(RuntimeError(text)), TWO)
+        assert (record.kind, record.type) == ("hang", LATE_PEER), text
 
 
 @pytest.mark.parametrize(
