@@ -82,7 +82,7 @@ class Job:
 class Switch:
     """One comparison of on and off: the limit is a ratio, or microseconds (`difference`).
 
-    The job's steps are those of a whole command. `block`: what takes about half a second, as long
+    The job's steps are those of a whole command. `block`: what takes about a second, as long
     as there is between two times that a run writes its records.
     """
 
@@ -99,11 +99,11 @@ STRATEGY = {1: ("parallel=none",), 2: ("parallel=ddp", "num_devices=2")}
 # Of each side in a launch. Launches differ by more than turns: where their memory lies.
 TURNS = 10
 SWITCHES = (
-    Switch(Job(f"{NAME_MLP}, none", MLP, 128, 4096, 20), 1, 40, 1.02),
-    Switch(Job(f"{NAME_MLP}, ddp on 2 ranks", MLP, 128, 4096, 20), 2, 30, 1.02),
-    Switch(Job(f"{NAME_LINEAR}, none", LINEAR, 30, 100, 100), 1, 2000, 40.0, difference=True),
+    Switch(Job(f"{NAME_MLP}, none", MLP, 128, 4096, 20), 1, 80, 1.02),
+    Switch(Job(f"{NAME_MLP}, ddp on 2 ranks", MLP, 128, 4096, 20), 2, 50, 1.02),
+    Switch(Job(f"{NAME_LINEAR}, none", LINEAR, 30, 100, 100), 1, 4000, 40.0, difference=True),
     Switch(
-        Job(f"{NAME_LINEAR}, ddp on 2 ranks", LINEAR, 30, 100, 100), 2, 300, 40.0, difference=True
+        Job(f"{NAME_LINEAR}, ddp on 2 ranks", LINEAR, 30, 100, 100), 2, 500, 40.0, difference=True
     ),
 )
 # Longer epochs than above, so that what the tools do at the end of an epoch does not count as a

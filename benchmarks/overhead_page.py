@@ -173,7 +173,7 @@ same keys `false`, and 0. Both record every step, as every run does. A step's ti
 writing of records (`wall_s` + `recording_s` of the slowest rank).
 
 Processes differ from each other by more than what is looked for. So both sides are in the same
-processes: dpexp's own loop, recorder and sinks make a block of steps (about half a second) with
+processes: dpexp's own loop, recorder and sinks make a block of steps (about a second) with
 everything on, one with everything off, and another with everything off, in an order drawn anew for
 each of {turns} turns; and all of it in several launches of fresh processes. "on against off" is the
 median over all turns of on against the mean of both off, with the 95 % interval of a bootstrap that

@@ -191,7 +191,7 @@ what a reader looks a slow rank up in.
 - gloo connects every rank with every other one: 1,023 sockets in each of 1,024 ranks. All are
   made at the start, and each rank reads the addresses of all others from rank 0's store.
 - gloo's all-reduce goes round a ring: 2 × (ranks - 1) messages of each rank, one after the other.
-  There is about one flush in half a second, with {calls} collectives, one of which is to rank 0
+  There is about one flush a second, with {calls} collectives, one of which is to rank 0
   alone.
 - Each rank that dpexp starts itself gets the environment variables that torch has for all ranks
   of that machine: about 0.6 KB each, which is 10 MB for 128 ranks of one machine. Under torchrun

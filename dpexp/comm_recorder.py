@@ -89,7 +89,8 @@ class CommRecorder:
             last_ready, highest = times.ready, list(beside)
         begins_s = self._clock.seconds([marks[0] for marks in steps.marks])
         own = times.exposure(last_ready)
-        in_backward = times.of(times.backward).exposure(last_ready)
+        all_backward = bool((times.backward | np.isnan(times.ready)).all())
+        in_backward = own if all_backward else times.of(times.backward).exposure(last_ready)
         arrival_s = np.fmin.reduce(times.ready, axis=1) - begins_s
         num_bytes = [sum(each.num_bytes for each in entries) for entries in steps.collectives]
         if self._several and not together:

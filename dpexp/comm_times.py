@@ -84,18 +84,25 @@ class Times:
         Args:
             last_ready: when the last of all ranks had each ready.
         """
-        stands, beside, awaited = (
-            self.of(kind) for kind in (self.blocking, self.beside, self.awaited)
-        )
-        last_beside = np.where(self.beside, last_ready, np.nan)
-        return exposure.together(
-            exposure.of_blocking(stands.ready, stands.end, last_ready),
-            exposure.of_buckets(beside.ready, beside.end, last_beside),
-            exposure.of_awaited(awaited.ready, awaited.end, last_ready, awaited.needed),
-        )
+        found = [exposure.nothing(len(self.ready))]
+        if _any(self.blocking, self.ready):
+            stands = self.of(self.blocking)
+            found.append(exposure.of_blocking(stands.ready, stands.end, last_ready))
+        if _any(self.beside, self.ready):
+            beside = self.of(self.beside)
+            last_beside = np.where(self.beside, last_ready, np.nan)
+            found.append(exposure.of_buckets(beside.ready, beside.end, last_beside))
+        if _any(self.awaited, self.ready):
+            awaited = self.of(self.awaited)
+            found.append(
+                exposure.of_awaited(awaited.ready, awaited.end, last_ready, awaited.needed)
+            )
+        return exposure.together(*found)
 
     def stalls(self) -> Floats:
         """Seconds that the computation stood still for each awaited collective, before its end."""
+        if not self.awaited.any():
+            return np.zeros_like(self.ready)
         awaited = self.of(self.awaited)
         return exposure.stalls(awaited.ready, awaited.end, awaited.needed)[1]
 
@@ -113,6 +120,8 @@ class Times:
         Returns:
             Shape [steps]; NaN where there are none.
         """
+        if not self.awaited.any():
+            return np.full(len(self.ready), np.nan)
         awaited = self.of(self.awaited)
         last: Floats = np.fmax.reduce(awaited.ready, axis=1)
         before = awaited.end <= last[:, None]

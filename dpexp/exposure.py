@@ -93,6 +93,11 @@ def stalls(ready: Floats, end: Floats, needed: Floats) -> tuple[Floats, Floats]:
     return begin, np.maximum(np.nan_to_num(end - begin), 0.0)
 
 
+def nothing(steps: int) -> Exposure:
+    """Of steps without a collective."""
+    return Exposure(*(np.zeros(steps) for _ in Exposure._fields))
+
+
 def together(*kinds: Exposure) -> Exposure:
     """Several kinds of collectives of the same steps."""
     return Exposure(*(sum(parts) for parts in zip(*kinds, strict=True)))

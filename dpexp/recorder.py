@@ -28,7 +28,7 @@ from dpexp.sinks import Sink
 from dpexp.stats import summarize
 from dpexp.uncertainty import relative_half_width
 
-FLUSH_EVERY_S = 0.5
+FLUSH_EVERY_S = 1.0
 _NO_COMM = (None,) * 6
 
 

@@ -22,7 +22,7 @@ METHOD = "circular block bootstrap, percentiles widened for few blocks"
 FEWEST_STEPS = 8
 RESAMPLES = 1000
 MOST_VALUES = 2000  # more steps are first averaged into equal batches
-MOST_VALUES_QUICK = 1000  # the same where the interval is asked for twice a second
+MOST_VALUES_QUICK = 1000  # the same where the interval is asked for once a second
 
 Values = npt.NDArray[np.float64]
 
