@@ -82,13 +82,15 @@ class Job:
 class Switch:
     """One comparison of on and off: the limit is a ratio, or microseconds (`difference`).
 
-    The job's steps are those of a whole command. `block`: what takes about a second, as long
-    as there is between two times that a run writes its records.
+    The job's steps are those of a whole command. `stretches`: of each side in a turn; as many as
+    take some seconds, in which a run writes its records several times. `turns`: of a launch; more
+    where the machine is noisier.
     """
 
     job: Job
     ranks: int
-    block: int
+    stretches: int
+    turns: int
     limit: float
     difference: bool = False
 
@@ -96,14 +98,17 @@ class Switch:
 NAME_MLP, MLP = "MLP 512-1024-1024-10, batch 128", (512, 1024, 1024, 10)
 NAME_LINEAR, LINEAR = "Linear 5-2, batch 30", (5, 2)
 STRATEGY = {1: ("parallel=none",), 2: ("parallel=ddp", "num_devices=2")}
-# Of each side in a launch. Launches differ by more than turns: where their memory lies.
-TURNS = 10
 SWITCHES = (
-    Switch(Job(f"{NAME_MLP}, none", MLP, 128, 4096, 20), 1, 80, 1.02),
-    Switch(Job(f"{NAME_MLP}, ddp on 2 ranks", MLP, 128, 4096, 20), 2, 50, 1.02),
-    Switch(Job(f"{NAME_LINEAR}, none", LINEAR, 30, 100, 100), 1, 4000, 40.0, difference=True),
+    Switch(Job(f"{NAME_MLP}, none", MLP, 128, 4096, 20), 1, 40, 3, 1.02),
+    Switch(Job(f"{NAME_MLP}, ddp on 2 ranks", MLP, 128, 4096, 20), 2, 25, 12, 1.02),
+    Switch(Job(f"{NAME_LINEAR}, none", LINEAR, 30, 100, 100), 1, 1500, 3, 40.0, difference=True),
     Switch(
-        Job(f"{NAME_LINEAR}, ddp on 2 ranks", LINEAR, 30, 100, 100), 2, 500, 40.0, difference=True
+        Job(f"{NAME_LINEAR}, ddp on 2 ranks", LINEAR, 30, 100, 100),
+        2,
+        100,
+        6,
+        40.0,
+        difference=True,
     ),
 )
 # Longer epochs than above, so that what the tools do at the end of an epoch does not count as a
@@ -123,7 +128,7 @@ def switched(launches: int, count: int, switch: Switch) -> Cost:
     name, strategy = switch.job.name, STRATEGY[switch.ranks]
     _tell(f"{name}: on and off")
     given = (*switch.job.training(), *strategy)
-    order = Order((*given, *ON), (*given, *OFF), switch.block, TURNS)
+    order = Order((*given, *ON), (*given, *OFF), switch.stretches, switch.turns)
     step_s = [launch(order, switch.ranks) for _ in range(launches)]
     given = (*switch.job.overrides(), *strategy)
     sides = {"on": partial(once, *given, *ON), "off": partial(once, *given, *OFF)}
@@ -206,7 +211,7 @@ def main() -> None:
     """Measure, print the page, and write it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="whole commands of each side")
-    parser.add_argument("--launches", type=int, default=12, help="of processes that do both sides")
+    parser.add_argument("--launches", type=int, default=4, help="of processes that do both sides")
     parser.add_argument("--write", action="store_true", help="make docs/overhead.md")
     asked = parser.parse_args()
     if asked.rounds < 1 or asked.launches < 1:

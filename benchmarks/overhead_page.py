@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.common import DRAWS, ROUNDS_FOR_AN_INTERVAL, Pair
-from benchmarks.turns import SIDES, Paired
+from benchmarks.turns import SIDES, STRETCH, Paired
 
 INSTALL = 'pip install -c constraints.txt -e ".[compare]"'
 BRACKETS = f"""In brackets is the 95 % interval: a percentile bootstrap that
@@ -80,7 +80,7 @@ def page(
     machine = [[name, value] for name, value in facts.items()]
     return TEMPLATE.format(
         rounds=rounds,
-        turns=len(costs[0].step.step_s[0]) if costs else 0,
+        steps=STRETCH,
         brackets=BRACKETS if rounds >= ROUNDS_FOR_AN_INTERVAL else NO_BRACKETS,
         install=INSTALL,
         machine=_table(["", ""], machine),
@@ -172,10 +172,13 @@ On: `measure.comm=true measure.calibration_pairs=8 measure.flops=true check.pari
 same keys `false`, and 0. Both record every step, as every run does. A step's time counts the
 writing of records (`wall_s` + `recording_s` of the slowest rank).
 
-Processes differ from each other by more than what is looked for. So both sides are in the same
-processes: dpexp's own loop, recorder and sinks make a block of steps (about a second) with
-everything on, one with everything off, and another with everything off, in an order drawn anew for
-each of {turns} turns; and all of it in several launches of fresh processes. "on against off" is the
+Processes differ from each other by more than what is looked for, and so do two models of one
+process (where their memory lies) and two seconds of one machine. So a launch of fresh processes has
+several turns. For each turn everything is made anew three times: with everything on, with
+everything off, and with everything off again. Then dpexp's own loop, recorder and sinks make {steps}
+steps of one, {steps} of another and {steps} of the third, in an order drawn anew each time, for
+some seconds; the first of each {steps} does not count. A side's figure in a turn is the median over
+these stretches, and the seconds that it took to write a step's record. "on against off" is the
 median over all turns of on against the mean of both off, with the 95 % interval of a bootstrap that
 draws launches, and turns within them. "off against off" is the same interval of the two off sides:
 the noise of the method. Each rank keeps to cores of its own, as with `pin=true`: when one changes

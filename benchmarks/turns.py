@@ -13,12 +13,13 @@ from benchmarks.common import DRAWS
 
 # Twice the reference: how much it differs from itself is the noise of the method.
 SIDES = ("ours", "reference", "reference again")
+STRETCH = 5  # steps of a side before another one goes on; the first of them does not count
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Seconds of a step by launch, turn and side: shape [launches, blocks, 3], sides as in SIDES.
+    """Seconds of a step by launch, turn and side: shape [launches, turns, 3], sides as in SIDES.
 
     Args:
         limit: of ours / reference, or of ours - reference in microseconds when `difference` is set.

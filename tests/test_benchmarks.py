@@ -230,7 +230,7 @@ def test_ours_is_compared_with_the_mean_of_both_references_and_they_with_each_ot
 def test_a_cost_that_only_one_side_has_is_found_beside_the_same_steps(ranks: int) -> None:
     job = Job("", (5, 2), 30, 120, 0)
     given = (*job.training(), *overhead.STRATEGY[ranks])
-    found = launch(Order((*given, "inject.data_delay_s=0.05"), given, 4, 3, warmup=1), ranks)
+    found = launch(Order((*given, "inject.data_delay_s=0.05"), given, 40, 3), ranks)
     assert len(found) == 3
     added_s = statistics.median(ours - (one + two) / 2 for ours, one, two in found)
     assert 0.035 < added_s < 0.1  # other work on the machine slows both sides
