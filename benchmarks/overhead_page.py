@@ -177,8 +177,8 @@ process (where their memory lies) and two seconds of one machine. So a launch of
 several turns. For each turn everything is made anew three times: with everything on, with
 everything off, and with everything off again. Then dpexp's own loop, recorder and sinks make
 {steps} steps of one, {steps} of another and {steps} of the third, in an order drawn anew each time,
-for some seconds; the first of each {steps} does not count. A side's figure in a turn is the median over
-these stretches, and the seconds that it took to write a step's record. "on against off" is the
+for some seconds; the first of each {steps} does not count. A side's figure in a turn is the median
+over these stretches, and the seconds that it took to write a step's record. "on against off" is the
 median over all turns of on against the mean of both off, with the 95 % interval of a bootstrap that
 draws launches, and turns within them. "off against off" is the same interval of the two off sides:
 the noise of the method. Each rank keeps to cores of its own, as with `pin=true`: when one changes
