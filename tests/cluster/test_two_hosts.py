@@ -167,7 +167,7 @@ def test_a_slow_cable_is_exposed_communication_and_nothing_else(tmp_path: Path) 
         until(lambda: len(steps_of(tmp_path, 0)) > 20)
         for delay_ms in delays_ms:
             lab.delay(delay_ms)
-            time.sleep(1.5)  # the steps from before are written
+            time.sleep(4)  # the steps from before are written, which takes a second and longer
             first = len(steps_of(tmp_path, 0)) + 1
             until(lambda first=first: len(steps_of(tmp_path, 0)) > first + 8)  # type: ignore[misc]
             seen[delay_ms] = (first, len(steps_of(tmp_path, 0)) - 1)
