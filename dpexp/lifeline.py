@@ -76,6 +76,21 @@ def whole() -> Iterator[None]:
         raise Interrupted(signum)
 
 
+@contextmanager
+def deaf_once_failed() -> Iterator[None]:
+    """Work after whose failure signals are no longer heeded: what is done about it is done whole.
+
+    A signal that came while the rank waited in a collective is answered by the next Python
+    function that is called, and if the collective failed too that is the end of this. So it stands
+    inside of whatever has to happen after a failure, and Interrupted leaves it then.
+    """
+    try:
+        yield
+    except BaseException:
+        stop_listening()
+        raise
+
+
 def stop_listening() -> None:
     """From here on this rank ends by itself; being told again must not interrupt that."""
     signal.set_wakeup_fd(-1)

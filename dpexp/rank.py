@@ -25,7 +25,7 @@ from dpexp.beacon import own_cells
 from dpexp.comm import Comm, connect
 from dpexp.failures import LATE_PEER, describe
 from dpexp.files import SharedLines
-from dpexp.lifeline import Interrupted, Lifeline, stop_listening
+from dpexp.lifeline import Interrupted, Lifeline, deaf_once_failed
 from dpexp.logs import close_log, open_log
 from dpexp.loop import Progress
 from dpexp.memory_limit import MemoryLimit
@@ -159,11 +159,11 @@ def guarded(
         MemoryLimit(limit_bytes, rank, progress, lambda error: keep(error, None)).start()
     handlers: list[logging.Handler] = []
     try:
-        level = logging.INFO if rank == 0 else logging.WARNING
-        handlers = open_log(job.folder, f"rank={rank}", level)
-        result = run_rank(job, rank, progress, connected)
+        with deaf_once_failed():
+            level = logging.INFO if rank == 0 else logging.WARNING
+            handlers = open_log(job.folder, f"rank={rank}", level)
+            result = run_rank(job, rank, progress, connected)
     except BaseException as error:  # noqa: BLE001  # sys.exit in user code is a failure too
-        stop_listening()
         record = describe(error, job.plan, rank, progress)
         if record.type == LATE_PEER:
             progress.wait_to_be_seen()

@@ -28,7 +28,7 @@ from dpexp.device import forget_peaks, peak_resident_bytes, prepare
 from dpexp.errors import NonFiniteLossError
 from dpexp.events.file import code_block
 from dpexp.feed import end_notes
-from dpexp.lifeline import stop_listening
+from dpexp.lifeline import deaf_once_failed
 from dpexp.loop import Progress, Work, run_steps
 from dpexp.metrics import Scoring
 from dpexp.parallel import Strategy
@@ -175,6 +175,7 @@ def _measure(
             watch_submodules(model, config.shapes.depth, shapes),
             torch.set_grad_enabled(training is not None),
             _flushed(recorder, progress, report),
+            deaf_once_failed(),  # the launcher ends all ranks once it sees that one has failed
         ):
             gone_on = saved.begin()
             progress.begin()
@@ -285,7 +286,6 @@ def _flushed(
     try:
         yield
     except BaseException:
-        stop_listening()  # the launcher ends all ranks once it sees that one has failed
         try:
             recorder.flush(together=False)
         except NonFiniteLossError as found:

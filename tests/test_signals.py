@@ -109,6 +109,19 @@ def test_a_signal_in_the_middle_of_a_write_leaves_the_same_steps_in_every_file(
     check_what_is_left(tmp_path, 2 if strategy == "ddp" else 1, lost_s=1)
 
 
+def test_a_signal_while_a_wait_for_other_ranks_fails_leaves_all_steps_in_the_files(
+    start: Start, tmp_path: Path
+) -> None:
+    user = ("model._target_=usercode.StoppedInAWait", "+model.after_flushes=2")
+    arguments = [a for a in slow_steps(tmp_path) if not a.startswith("model._target_")]
+    process = start(*DPEXP, *SPREAD["none"], *arguments, *user)
+    process.communicate(timeout=SOON_S)
+    record = json.loads((run_folder(tmp_path) / "run.json").read_text(encoding="utf-8"))
+    assert "SIGTERM" in record["error"]["message"]
+    assert len(rows(run_folder(tmp_path))) > 3  # what the failed flush had, too
+    check_what_is_left(tmp_path, 1, lost_s=0)
+
+
 @pytest.mark.parametrize(("strategy", "workers"), [("none", 0), ("ddp", 0), ("ddp", 1)])
 def test_without_their_parent_the_ranks_end_and_their_steps_are_kept(
     start: Start, tmp_path: Path, strategy: str, workers: int

@@ -12,12 +12,15 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import HashStore
 from torch.utils.data import Dataset
 
 from dpexp import ConfigError
@@ -179,6 +182,26 @@ class StoppedInAWrite(Ticking):
                 time.sleep(0.1)  # its handler runs here, in Python code
 
         CsvSink.write = stopped  # type: ignore[method-assign]
+
+
+class StoppedInAWait(Ticking):
+    """It gets SIGTERM while it waits for other ranks at a flush, and then the wait fails."""
+
+    def __init__(self, seconds: float, path: str, after_flushes: int) -> None:
+        super().__init__(seconds, path)
+        from dpexp.comm import LocalComm
+
+        flushes = itertools.count()
+
+        def failing(_comm: LocalComm, values: torch.Tensor) -> torch.Tensor:
+            if next(flushes) < after_flushes:
+                return values
+            Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            # In C++, so the signal's handler does not run before it has failed.
+            HashStore().wait(["what nobody sets"], timedelta(seconds=1))
+            raise AssertionError("it has not failed")
+
+        LocalComm.highest = failing  # type: ignore[method-assign]
 
 
 class Talking(nn.Module):
