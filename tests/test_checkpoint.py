@@ -318,7 +318,7 @@ def test_about_every_so_many_seconds(workdir: Path) -> None:
         folder=workdir / "run",
     )
     known = run.result.checkpoint
-    # The ranks meet about every half second.
+    # The ranks meet about every second.
     assert known is not None and 1 <= known["count"] <= 6
 
 

@@ -60,7 +60,7 @@ class Ends:
         rank: that the result names; None = not looked at.
         words: in what the user reads; "" = nothing has to be told.
         goes_on: whether the cell after the struck one still runs.
-        unkept: steps that may be missing of those made: those of the half second between two
+        unkept: steps that may be missing of those made: those of the second between two
             writes, of a rank that had no time for the last one.
         begins: whether the sweep gets as far as a cell.
         report: whether there is a report at the end. Where the command was killed, one that is

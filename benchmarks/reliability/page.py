@@ -97,7 +97,7 @@ and by a variable in its environment. *Seconds* are from the fault to the cell's
 the sweep goes on, else until no process is left; for a port and variables, which are there all
 the time, those of the whole command. They are upper bounds: other work was on the machine.
 *Steps* are those that can be read from every rank's CSV and from the event file, of those that all
-ranks had completed; they are written about every half second. The sweep is resumed after every try
+ranks had completed; they are written about every second. The sweep is resumed after every try
 in which it did not go on, else after the first. The report has to be there at the end, but for a
 second signal and a disk that takes nothing; where the command was killed, one that is made then has
 to say that the sweep is not done, and how to go on.
