@@ -33,9 +33,12 @@ class VirtualDevices:
     def __init__(self, count: int, threads_each: int) -> None:
         self._count = count
         self._threads_each = threads_each
-        self._pool = ThreadPoolExecutor(
-            count, "dpexp-device", initializer=torch.set_num_threads, initargs=(threads_each,)
-        )
+        # Not one executor for all: it hands a call to a thread that is idle again, and of two short
+        # calls both to the same one.
+        self._threads = [
+            ThreadPoolExecutor(1, f"dpexp-device-{device}", torch.set_num_threads, (threads_each,))
+            for device in range(count)
+        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy gets threads of its own; they start when they are first needed.
@@ -67,8 +70,10 @@ class VirtualDevices:
 
         if len(calls) == 1:
             return [work(calls[0], inputs[0], kwargs[0])]
+        entries = zip(calls, inputs, kwargs, strict=True)
         jobs = [
-            self._pool.submit(work, *entry) for entry in zip(calls, inputs, kwargs, strict=True)
+            thread.submit(work, *entry)
+            for thread, entry in zip(self._threads, entries, strict=False)  # idle devices
         ]
         errors = [job.exception() for job in jobs]  # waits for all: none may outlive the step
         for error in errors:
@@ -94,7 +99,8 @@ class VirtualDevices:
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown(wait=True)
+        for thread in self._threads:
+            thread.shutdown(wait=True)
 
 
 def _split(value: Any, count: int) -> list[Any]:

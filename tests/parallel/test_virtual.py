@@ -321,6 +321,13 @@ def test_each_replica_runs_in_a_thread_of_its_own(
     assert len({*threads, threading.get_ident()}) == 4
 
 
+def test_a_device_keeps_its_thread_also_where_the_calls_are_short(two: VirtualDevices) -> None:
+    # An executor with two threads gives both calls to one where the first call ends in time.
+    seen = {tuple(call_all(two, [threading.get_ident] * 2)) for _ in range(200)}
+    assert len(seen) == 1
+    assert len(set(seen.pop())) == 2
+
+
 def test_a_device_uses_its_share_of_threads_and_leaves_this_threads_alone(
     make_devices: Callable[..., VirtualDevices],
 ) -> None:
