@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from dpexp.events.file import PATTERN, EventFile, code_block
 
@@ -45,6 +48,20 @@ def test_what_is_added_after_a_record_that_was_cut_short_can_be_read(
     written(tmp_path, "added", 3.0)
     board = read(tmp_path)
     assert set(board.Tags()["scalars"]) == {"whole", "added"}
+
+
+def test_the_bytes_are_those_of_tensorboards_record_writer(tmp_path: Path) -> None:
+    file = EventFile(tmp_path)
+    for step in range(200):  # of every length, so that a carry in a checksum is among them
+        file.scalars({"t" * step: 1.5 * step}, step)
+    file.close()
+    (path,) = tmp_path.glob(PATTERN)
+    records = list(RawEventFileLoader(str(path)).Load())
+    assert len(records) == 1 + 200
+    theirs = io.BytesIO()
+    for record in records:
+        RecordWriter(theirs).write(record)
+    assert path.read_bytes() == theirs.getvalue()
 
 
 def test_a_picture_has_the_size_of_its_png_file(tmp_path: Path) -> None:
