@@ -30,7 +30,7 @@ TESTS_EXTRAS = tests/extras tests/test_experiments.py tests/test_equality.py tes
 help:
 	@echo "make demo         install into $(VENV) and run a sweep over strategies and device counts"
 	@echo "make test         install what the tests need too; lint, types and the tests"
-	@echo "make soak         only the slow tests"
+	@echo "make soak         the long tests, which make test leaves out"
 	@echo "make test-extras  install torchvision, Hugging Face's libraries, trackers and Hydra's plugins into $(VENV_EXTRAS); their tests"
 	@echo "make cluster      tests on a Slurm and on network namespaces of their own (root; they skip where something is missing)"
 	@echo "make venv         only make $(VENV), for example to put a torch of your own into it first"
@@ -57,7 +57,8 @@ test: sound $(TEST)
 	$(BIN)/python -m pytest -m "not beside and not slow and not cluster"
 
 soak: sound $(TEST)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest $(TWO) "beside and slow"
+	$(BIN)/python -m pytest -m "slow and not beside"
 
 # What needs those libraries, and the core of the rest on the torch that they need.
 test-extras: sound $(TEST_EXTRAS)

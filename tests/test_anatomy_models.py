@@ -227,6 +227,7 @@ print(json.dumps([found.model.parameters, found.forward_flops.value, memory, pea
 """
 
 
+@pytest.mark.slow
 def test_a_model_of_70_billion_parameters_needs_no_memory() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LARGE, str(TESTS)],

@@ -114,7 +114,12 @@ HUNGRY = [
 
 
 @pytest.mark.parametrize(
-    ("strategy", "devices"), [("none", 1), ("dp", 2), ("ddp", 2)], ids=["none", "dp", "ddp"]
+    ("strategy", "devices"),
+    [
+        pytest.param("none", 1, id="none", marks=pytest.mark.slow),
+        pytest.param("dp", 2, id="dp", marks=pytest.mark.slow),
+        pytest.param("ddp", 2, id="ddp"),
+    ],
 )
 def test_a_batch_is_found_that_fits_and_is_near_the_limit(
     strategy: str, devices: int, cli: Cli, tmp_path: Path
@@ -150,6 +155,7 @@ def test_a_failure_that_is_not_of_memory_ends_the_search(cli: Cli, tmp_path: Pat
     assert read_run(tmp_path / "run" / "run.json")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_each_cell_of_a_sweep_searches_for_itself(cli: Cli, tmp_path: Path) -> None:
     ended = cli(
         "-m", *HUNGRY, "++model.mib_per_row=64", "parallel=none,dp", "num_devices=1,2",

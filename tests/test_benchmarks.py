@@ -226,6 +226,7 @@ def test_ours_is_compared_with_the_mean_of_both_references_and_they_with_each_ot
     assert found.noise == pytest.approx((2.0, 2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_cost_that_only_one_side_has_is_found_beside_the_same_steps(ranks: int) -> None:
     job = Job("", (5, 2), 30, 120, 0)

@@ -46,6 +46,7 @@ def plain(line: str) -> str:
     return re.sub(r"\d[\d,.]*", "N", line.strip())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "shown"), blocks(), ids=SECTIONS)
 def test_a_command_of_the_page_does_what_it_shows(
     code: str, shown: list[str], tmp_path: Path

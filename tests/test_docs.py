@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -64,7 +64,10 @@ MADE_BY_TOOLS = {
     *("checkpoints/", "report.md", "multirun.yaml", "optimization_results.yaml"),
 }
 
-# All commands run in the setup of the first test.
+# What a newcomer types is always run; the other pages by `make soak`.
+QUICK = (README,)
+
+# All commands of a page run in the setup of its first test.
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -100,30 +103,37 @@ BLOCKS = [block for page in PLAYED for block in _blocks(page)]
 COMMANDS = [block for block in BLOCKS if block.kind == "bash" and _is_run(block)]
 
 
+Ended = subprocess.CompletedProcess[str]
+
+
 @pytest.fixture(scope="module")
-def played(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, subprocess.CompletedProcess[str]]:
-    """Each page from top to bottom, as a reader types it; two tours at a time."""
-    folders = [tmp_path_factory.mktemp(tour[0].stem) for tour in TOURS]
-    with ThreadPoolExecutor(2) as pool:
-        return {code: ended for tour in pool.map(_play, TOURS, folders) for code, ended in tour}
+def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Block], Ended]:
+    """How a command ended. A page is gone through from top to bottom, as a reader types it."""
+    folders = {tour: tmp_path_factory.mktemp(tour[0].stem) for tour in TOURS}
+    ended: dict[Path, dict[str, Ended]] = {}
+
+    def play(asked: Block) -> Ended:
+        (tour,) = (tour for tour in TOURS if asked.page in tour)
+        for page in tour[: tour.index(asked.page) + 1]:  # it goes on from those before
+            if page not in ended:
+                ended[page] = _play(page, folders[tour])
+        return ended[asked.page][asked.code]
+
+    return play
 
 
-def _play(
-    tour: tuple[Path, ...], folder: Path
-) -> list[tuple[str, subprocess.CompletedProcess[str]]]:
-    """The commands of the tour's pages, and how they ended."""
+def _play(page: Path, folder: Path) -> dict[str, Ended]:
+    """The commands of a page, and how they ended."""
     programs = Path(sys.executable).parent
     variables = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "80"}
-    ended = []
-    for block in (block for page in tour for block in BLOCKS if block.page == page):
+    ended = {}
+    for block in (block for block in BLOCKS if block.page == page):
         if block.kind == "python":
             name = re.match(r"# (\w+\.py)\n", block.code)
             assert name is not None, f"this block does not say what its file is called: {block}"
             (folder / name[1]).write_text(block.code, encoding="utf-8")
         elif block in COMMANDS:
-            done = subprocess.run(
+            ended[block.code] = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", block.code],
                 cwd=folder,
                 env=variables,
@@ -133,15 +143,21 @@ def _play(
                 timeout=600,  # wide: a machine may be busy
                 check=False,
             )
-            ended.append((block.code, done))
     return ended
 
 
-@pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.name)
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, marks=[] if block.page in QUICK else [pytest.mark.slow])
+        for block in COMMANDS
+    ],
+    ids=lambda block: block.name,
+)
 def test_a_command_of_a_page_does_what_the_page_shows(
-    block: Block, played: dict[str, subprocess.CompletedProcess[str]]
+    block: Block, played: Callable[[Block], Ended]
 ) -> None:
-    ended = played[block.code]
+    ended = played(block)
     assert ended.returncode == REFUSED.get(block.name, 0), ended.stdout
     if gather_facts().accelerator is not None:
         return  # the pages show a machine without one

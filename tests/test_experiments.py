@@ -59,6 +59,7 @@ def test_the_digits_preset_lowers_its_loss(tmp_path: Path) -> None:
     assert run.result.loss["last"] < run.result.loss["first"]
 
 
+@pytest.mark.slow
 def test_the_scaling_preset_is_a_sweep_on_the_command_line(cli: Cli, tmp_path: Path) -> None:
     ended = cli("+experiment=scaling", "num_devices=1,2", *SHORT)
     assert ended.returncode == 0, ended.stderr

@@ -26,6 +26,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.slow
 def test_a_sweep_on_a_disk_that_is_full_shows_its_table_all_the_same(cli: Cli, disk: Path) -> None:
     model = ("model=custom", "model._target_=usercode.Filling", f"+model.path={disk / 'fill'}")
     folder = disk / "sweep"

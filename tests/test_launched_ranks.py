@@ -59,6 +59,7 @@ def test_a_number_of_threads_that_the_user_set_is_kept(
     assert run.result.environment["variables"]["OMP_NUM_THREADS"] == "3"
 
 
+@pytest.mark.slow
 def test_threads_set_through_hydra_are_kept_too(cli: Cli, tmp_path: Path) -> None:
     ended = cli(*DDP2, '+hydra.job.env_set.OMP_NUM_THREADS="3"', "steps=1")
     assert ended.returncode == 0, ended.stderr

@@ -114,7 +114,7 @@ def test_a_failing_rank_under_torchrun_is_recorded_and_told_once(tmp_path: Path)
 # Ways to start
 
 
-@pytest.mark.parametrize("way", ["stdin", "script"])
+@pytest.mark.parametrize("way", ["stdin", pytest.param("script", marks=pytest.mark.slow)])
 def test_the_api_works_from_stdin_and_from_a_script_without_a_main_guard(
     tmp_path: Path, way: str
 ) -> None:
@@ -157,7 +157,7 @@ class Net(nn.Module):
 """
 
 
-@pytest.mark.parametrize("strategy", ["none", "ddp"])
+@pytest.mark.parametrize("strategy", ["none", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_relative_paths_and_own_modules_mean_the_same_with_and_without_chdir(
     cli: Cli, workdir: Path, strategy: str
 ) -> None:

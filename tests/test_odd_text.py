@@ -7,11 +7,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from userodd import TEXTS
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.mark.slow
 def test_an_error_of_any_text_is_the_result_of_its_cell(tmp_path: Path, cli: Cli) -> None:
     names = [*TEXTS, "none"]
     done = cli(

@@ -58,8 +58,14 @@ SWEEP = ("-m", "parallel=dp,ddp,fsdp", "num_devices=2", "loader.workers=1", *STE
 
 @pytest.mark.parametrize(
     "command",
-    [("-m", "dpexp", *SWEEP), ("-c", IN_PYTHON)],
-    ids=["dp, ddp and fsdp in a sweep with loader workers", "none, and ddp with a hook"],
+    [
+        pytest.param(
+            ("-m", "dpexp", *SWEEP),
+            id="dp, ddp and fsdp in a sweep with loader workers",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("-c", IN_PYTHON), id="none, and ddp with a hook"),
+    ],
 )
 def test_a_run_of_one_machine_listens_on_loopback_only(
     tmp_path: Path, command: Sequence[str]
@@ -73,6 +79,7 @@ def test_a_run_of_one_machine_listens_on_loopback_only(
     assert not seen.ports & {29500, 29999}
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_ranks_of_one_host_listen_on_loopback_only(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     seen = look_at(tmp_path, *torchrun, "-m", "dpexp", "parallel=ddp", *STEPS)

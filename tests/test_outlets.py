@@ -18,6 +18,7 @@ SWEEP = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_when_nobody_reads_its_output_any_more(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, *SWEEP],

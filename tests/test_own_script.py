@@ -82,6 +82,7 @@ def test_ranks_get_a_config_that_only_the_users_script_can_compose(project: Path
     assert record["num_devices"] == 2
 
 
+@pytest.mark.slow
 def test_a_failure_in_a_rank_of_such_a_script_ends_all_of_it(project: Path) -> None:
     done = train(project, *DDP2, "model.fail=true", "hydra.run.dir=run")
     assert done.returncode == 1

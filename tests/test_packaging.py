@@ -108,6 +108,7 @@ def test_it_runs_in_a_read_only_folder(installed: Installed, tmp_path: Path) -> 
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_it_sweeps_in_a_read_only_folder(installed: Installed, tmp_path: Path) -> None:
     ended = installed(
         "-m", "parallel=none,dp", "num_devices=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"

@@ -207,6 +207,7 @@ def test_pinned_runs_have_cores_of_their_own_and_who_finds_none_waits(
     assert "while it waited for 1 core" in c["error"]["message"]
 
 
+@pytest.mark.slow
 @affinity
 def test_the_command_of_the_page_pins(tmp_path: Path) -> None:
     page = (TESTS.parent / "docs/clusters.md").read_text("utf-8")
@@ -226,6 +227,7 @@ def test_the_command_of_the_page_pins(tmp_path: Path) -> None:
     assert first != second
 
 
+@pytest.mark.slow
 @affinity
 def test_virtual_devices_stay_on_their_cores_and_more_than_there_are_is_refused(
     start: Start, tmp_path: Path

@@ -55,6 +55,7 @@ def test_a_rank_that_fails_on_the_other_host_is_the_cause(tmp_path: Path) -> Non
     assert "".join(texts).count("ValueError: boom") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("second", "words"),
     [

@@ -83,6 +83,7 @@ os._exit(0)  # taking gloo down at Python's end aborts now and then, and is not 
 """
 
 
+@pytest.mark.slow
 def test_in_real_steps_a_collective_is_needed_right_where_fsdp_waits_for_it(
     tmp_path: Path,
 ) -> None:
